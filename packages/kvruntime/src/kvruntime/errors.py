@@ -1,0 +1,40 @@
+"""The errors of kvruntime, each one sentence for a person at a terminal.
+
+::
+
+    KVRuntimeError
+    ├── CheckpointError        (ValueError)         a checkpoint that cannot be used
+    │   └── CheckpointNotFound (FileNotFoundError)  nothing is there, or a file of it is missing
+    ├── InvalidRequest         (ValueError)         a prompt or a setting that cannot be served
+    └── MissingDependency      (ImportError)        an optional package is not installed
+
+This module knows names and meanings only; what is wrong is said where it is found.
+"""
+
+__all__ = [
+    "CheckpointError",
+    "CheckpointNotFound",
+    "InvalidRequest",
+    "KVRuntimeError",
+    "MissingDependency",
+]
+
+
+class KVRuntimeError(Exception):
+    """Base of every error that kvruntime raises for a caller's input or surroundings."""
+
+
+class CheckpointError(KVRuntimeError, ValueError):
+    """A checkpoint is truncated, mislabelled, or of a kind that is not supported."""
+
+
+class CheckpointNotFound(CheckpointError, FileNotFoundError):
+    """A checkpoint, or a file that belongs to it, does not exist."""
+
+
+class InvalidRequest(KVRuntimeError, ValueError):
+    """A request cannot be served as it is asked."""
+
+
+class MissingDependency(KVRuntimeError, ImportError):
+    """An optional package is needed and not installed."""

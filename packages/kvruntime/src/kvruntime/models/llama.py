@@ -1,0 +1,160 @@
+"""The decoder that Llama, Mistral, Qwen2 and Qwen3 share, on one flat batch of rows.
+
+Knows the weights and how a row of hidden state becomes the next layer's. Does not know which
+sequence a row belongs to, nor where keys and values are kept: the caller's `Attention` writes and
+reads them, and applies the scale and the sliding window.
+
+Row invariance: the rows of a matrix product do not depend on one another, yet a BLAS picks its
+kernel by their number, and another kernel rounds otherwise. On one thread a row comes out the same,
+bit for bit, whenever the batch has at least four rows (eight on two threads). Callers therefore
+pad their batches to a multiple of eight rows; what the padding holds is of no consequence.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch.nn import functional as F  # noqa: N812 - the name torch users know it by
+
+from kvruntime.config import ModelConfig
+from kvruntime.models.rope import angles, inverse_frequencies, rotate
+
+__all__ = ["Attention", "Llama", "tensor_shapes"]
+
+
+class Attention(Protocol):
+    """What the caller hands in: stores K and V of these rows, then attends."""
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the attention output of every row.
+
+        All are float32 and contiguous: q and the result [T, num_heads, head_dim], k and v
+        [T, num_kv_heads, head_dim]. q and k carry their positions already.
+        """
+
+
+def tensor_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the Hugging Face name and the shape of each tensor that the model needs."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q_size = config.num_heads * config.head_dim
+    kv_size = config.num_kv_heads * config.head_dim
+    yield "model.embed_tokens.weight", (config.vocab_size, hidden)
+    for index in range(config.num_layers):
+        prefix = f"model.layers.{index}"
+        yield f"{prefix}.input_layernorm.weight", (hidden,)
+        for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size)):
+            yield f"{prefix}.self_attn.{name}_proj.weight", (size, hidden)
+            if config.qkv_bias:
+                yield f"{prefix}.self_attn.{name}_proj.bias", (size,)
+        if config.qk_norm:
+            yield f"{prefix}.self_attn.q_norm.weight", (config.head_dim,)
+            yield f"{prefix}.self_attn.k_norm.weight", (config.head_dim,)
+        yield f"{prefix}.self_attn.o_proj.weight", (hidden, q_size)
+        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
+        yield f"{prefix}.mlp.gate_proj.weight", (inner, hidden)
+        yield f"{prefix}.mlp.up_proj.weight", (inner, hidden)
+        yield f"{prefix}.mlp.down_proj.weight", (hidden, inner)
+    yield "model.norm.weight", (hidden,)
+    if not config.tie_word_embeddings:
+        yield "lm_head.weight", (config.vocab_size, hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """The weights of one layer, float32; projections that read the same input are one matrix."""
+
+    input_norm: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    o: torch.Tensor
+    post_attention_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, torch.Tensor], index: int) -> "_Layer":
+        def get(name: str) -> torch.Tensor:
+            return tensors[f"model.layers.{index}.{name}"]
+
+        def find(name: str) -> torch.Tensor | None:
+            return tensors.get(f"model.layers.{index}.{name}")
+
+        biases = [find(f"self_attn.{name}_proj.bias") for name in "qkv"]
+        return cls(
+            input_norm=get("input_layernorm.weight"),
+            qkv=torch.cat([get(f"self_attn.{name}_proj.weight") for name in "qkv"]),
+            qkv_bias=torch.cat([bias for bias in biases if bias is not None])
+            if all(bias is not None for bias in biases)
+            else None,
+            q_norm=find("self_attn.q_norm.weight"),
+            k_norm=find("self_attn.k_norm.weight"),
+            o=get("self_attn.o_proj.weight"),
+            post_attention_norm=get("post_attention_layernorm.weight"),
+            gate_up=torch.cat([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")]),
+            down=get("mlp.down_proj.weight"),
+        )
+
+
+class Llama:
+    """A decoder-only transformer; the four families differ in what `config` says only.
+
+    `tensors` holds what `tensor_shapes(config)` names, in float32. Fused copies of the projections
+    are made, so building costs one pass over the weights and the memory of most of them.
+    """
+
+    def __init__(self, config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.config = config
+        self._embedding = tensors["model.embed_tokens.weight"]
+        self._layers = [_Layer.of(tensors, index) for index in range(config.num_layers)]
+        self._norm = tensors["model.norm.weight"]
+        self._head = self._embedding if config.tie_word_embeddings else tensors["lm_head.weight"]
+        self._frequencies = inverse_frequencies(config.rope, config.head_dim)
+
+    @torch.inference_mode()
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention
+    ) -> torch.Tensor:
+        """Return the hidden state of every row after the final norm, float32 [T, hidden_size].
+
+        `token_ids` and `positions` are int64 [T]; rows may be of any sequences in any order. Each
+        row's result is the same in every batch whose T is a multiple of 8, if `attention` keeps
+        rows apart as well. Cost: two operations per weight and row, and `attention` once a layer.
+        """
+        cos, sin = angles(self._frequencies, positions)
+        x = self._embedding[token_ids]
+        for index, layer in enumerate(self._layers):
+            q, k, v = self._project(layer, self._normalise(x, layer.input_norm), cos, sin)
+            x = x + F.linear(attention(index, q, k, v).flatten(1), layer.o)
+            inner = F.linear(self._normalise(x, layer.post_attention_norm), layer.gate_up)
+            gate, up = inner.chunk(2, dim=-1)
+            x = x + F.linear(F.silu(gate) * up, layer.down)
+        return self._normalise(x, self._norm)
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the scores of the next token, float32 [R, vocab_size], of hidden [R, hidden_size].
+
+        Rows come from `forward`; each row's result is the same in every batch whose R is a
+        multiple of 8.
+        """
+        return F.linear(hidden, self._head)
+
+    def _project(
+        self, layer: _Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return q, k and v of rows x, each [T, heads, head_dim] and contiguous."""
+        config = self.config
+        heads = F.linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
+        sizes = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+        q, k, v = torch.split(heads, sizes, dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = self._normalise(q, layer.q_norm), self._normalise(k, layer.k_norm)
+        return rotate(q, cos, sin), rotate(k, cos, sin), v.contiguous()
+
+    def _normalise(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
