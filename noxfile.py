@@ -1,7 +1,6 @@
 """The sessions of this repository: `nox -s demo` shows the main job, `nox -s tests` passes the tests."""
 
 import shutil
-import sys
 from pathlib import Path
 
 import nox
@@ -78,14 +77,12 @@ def build(session: nox.Session) -> None:
     install(session, *groups("build"))
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
     for name in PACKAGES:
-        session.run("python", "-m", "build", "--no-isolation", "--outdir", "dist", f"packages/{name}")
+        session.run(
+            "python", "-m", "build", "--no-isolation", "--outdir", "dist", f"packages/{name}"
+        )
 
 
 @nox.session(venv_backend="none")
 def alone(session: nox.Session) -> None:
     """Install each built wheel in an environment of its own and import it outside the checkout."""
     session.notify("alone_kvblocks")
-
-
-if sys.version_info < (3, 11):
-    raise SystemExit("the packages need Python 3.11 or newer")

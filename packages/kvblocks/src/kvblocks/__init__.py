@@ -1,5 +1,57 @@
-"""The block manager of a paged key-value cache: block tables, copy-on-write, prefix caching."""
+"""The block manager of a paged key-value cache: block tables, copy-on-write, prefix caching.
+
+Start with `BlockManager`. Everything here is plain Python without dependencies.
+"""
 
 from kvblocks._version import __version__
+from kvblocks.errors import (
+    InvalidConfig,
+    InvalidLength,
+    InvalidStep,
+    InvalidTokens,
+    InvariantViolation,
+    KVBlocksError,
+    OutOfBlocks,
+    SequenceExists,
+    UnknownBlock,
+    UnknownSequence,
+)
+from kvblocks.hashing import chain_hashes, namespace_root
+from kvblocks.manager import BlockManager
+from kvblocks.results import (
+    Allocation,
+    BlockCopy,
+    Match,
+    SequenceId,
+    Stats,
+    StepPlan,
+    Usage,
+    Verdict,
+    When,
+)
 
-__all__ = ["__version__"]
+__all__ = [
+    "Allocation",
+    "BlockCopy",
+    "BlockManager",
+    "InvalidConfig",
+    "InvalidLength",
+    "InvalidStep",
+    "InvalidTokens",
+    "InvariantViolation",
+    "KVBlocksError",
+    "Match",
+    "OutOfBlocks",
+    "SequenceExists",
+    "SequenceId",
+    "Stats",
+    "StepPlan",
+    "UnknownBlock",
+    "UnknownSequence",
+    "Usage",
+    "Verdict",
+    "When",
+    "__version__",
+    "chain_hashes",
+    "namespace_root",
+]

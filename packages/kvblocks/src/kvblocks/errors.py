@@ -1,0 +1,68 @@
+"""Every error this package raises on purpose.
+
+    KVBlocksError
+    ├── OutOfBlocks          (MemoryError)     the pool cannot serve the call; carries a Verdict
+    ├── UnknownSequence      (KeyError)        no sequence has this id
+    ├── UnknownBlock         (IndexError)      a block id outside the pool
+    ├── SequenceExists       (ValueError)      a sequence has this id already
+    ├── InvalidTokens        (ValueError)      token ids that are no ids, or that contradict known ones
+    ├── InvalidLength        (ValueError)      a number of tokens outside its range
+    ├── InvalidStep          (ValueError)      a step number that was never begun
+    ├── InvalidConfig        (ValueError)      a manager that cannot be
+    └── InvariantViolation   (AssertionError)  `check()` found a fault of this package
+
+Each also is the builtin that fits, so callers may catch either. A call that raises changes nothing.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvblocks.results import Verdict
+
+
+class KVBlocksError(Exception):
+    """The base of every error of this package."""
+
+
+class OutOfBlocks(KVBlocksError, MemoryError):
+    """The pool cannot serve the call now; `verdict` says when it could."""
+
+    def __init__(self, verdict: "Verdict") -> None:
+        super().__init__(str(verdict))
+        self.verdict = verdict
+
+
+class UnknownSequence(KVBlocksError, KeyError):
+    """No sequence has this id: it was never allocated, or was freed."""
+
+    def __str__(self) -> str:
+        # KeyError would show the message in quotes.
+        return str(self.args[0])
+
+
+class UnknownBlock(KVBlocksError, IndexError):
+    """A block id outside 0..num_blocks-1."""
+
+
+class SequenceExists(KVBlocksError, ValueError):
+    """A sequence has this id already."""
+
+
+class InvalidTokens(KVBlocksError, ValueError):
+    """Token ids must be integers in [0, 2**32), and must agree with the ids already known."""
+
+
+class InvalidLength(KVBlocksError, ValueError):
+    """A number of tokens must keep committed <= computed <= capacity."""
+
+
+class InvalidStep(KVBlocksError, ValueError):
+    """Steps complete after they were begun."""
+
+
+class InvalidConfig(KVBlocksError, ValueError):
+    """A manager needs at least one block of at least one token."""
+
+
+class InvariantViolation(KVBlocksError, AssertionError):
+    """A state that this package must never reach; please report it."""

@@ -1,0 +1,136 @@
+"""What the manager answers with: small frozen values, plain data for engines.
+
+Knows the shapes of answers. Does not know how they come about.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+SequenceId: TypeAlias = Hashable
+
+
+class When(Enum):
+    """When a request for blocks can be served."""
+
+    NOW = "now"
+    AFTER_STEP = "after step"
+    LATER = "later"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether blocks can be had: now, once a step completes, later, or never.
+
+    `AFTER_STEP` names the open step whose completion alone frees enough. `LATER` means that other
+    sequences must be freed first, `NEVER` that even an empty pool would not do.
+    """
+
+    when: When
+    num_needed_blocks: int
+    num_available_blocks: int
+    step: int | None = None
+
+    @property
+    def is_now(self) -> bool:
+        """Whether the call would succeed at once."""
+        return self.when is When.NOW
+
+    @property
+    def num_missing_blocks(self) -> int:
+        """The shortfall: blocks that are needed and cannot be had now."""
+        return max(0, self.num_needed_blocks - self.num_available_blocks)
+
+    def __str__(self) -> str:
+        need = f"blocks needed: {self.num_needed_blocks}, available: {self.num_available_blocks}"
+        match self.when:
+            case When.NOW:
+                return f"{need}; can be served now"
+            case When.AFTER_STEP:
+                return f"{need}; enough once step {self.step} completes"
+            case When.LATER:
+                return f"{need}; {self.num_missing_blocks} short until sequences are freed"
+            case When.NEVER:
+                return f"{need}; one sequence would hold more than the whole pool"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How much of a prompt the prefix cache holds: full blocks, never the whole prompt."""
+
+    num_tokens: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What `allocate` took: cached blocks by reference, and new blocks for the rest."""
+
+    num_cached_tokens: int
+    block_ids: tuple[int, ...]
+    num_new_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """The first `num_tokens` positions of `source` go to `destination`, before any write of the step."""
+
+    source: int
+    destination: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Where one step writes.
+
+    `slot_mapping` is int64, one slot a scheduled token, in the order of the batch: slot =
+    block_id * block_size + offset. `copies` must be complete before the first write; no
+    destination is another copy's source. `new_blocks` names the blocks each sequence gained.
+    """
+
+    slot_mapping: array[int] = field(default_factory=lambda: array("q"))
+    copies: tuple[BlockCopy, ...] = ()
+    new_blocks: Mapping[SequenceId, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What held blocks hold. Shared blocks count once."""
+
+    num_blocks: int
+    num_slots: int
+    num_stored_tokens: int
+
+    @property
+    def num_wasted_slots(self) -> int:
+        """Slots of held blocks that hold no token."""
+        return self.num_slots - self.num_stored_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Counters since the manager was made, and the pool as it stands.
+
+    free + cached + held + fenced = num_blocks.
+    """
+
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_held_blocks: int
+    num_fenced_blocks: int
+    peak_held_blocks: int
+    num_sequences: int
+    num_forks: int
+    num_copies: int
+    num_merged_blocks: int
+    num_evicted_blocks: int
+    num_queried_tokens: int
+    num_cached_tokens: int
+    num_refusals: int
