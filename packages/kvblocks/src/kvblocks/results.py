@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 SequenceId: TypeAlias = Hashable
 
@@ -76,8 +76,7 @@ class Allocation:
     num_new_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class BlockCopy:
+class BlockCopy(NamedTuple):
     """The first `num_tokens` positions of `source` go to `destination`, before any write of the step."""
 
     source: int
