@@ -1,0 +1,195 @@
+"""Paged attention: what is checked, and the choice of the kernel. It knows no arithmetic.
+
+Numba is imported, and its kernels are compiled or loaded from Numba's cache, at the first call.
+"""
+
+import math
+import operator
+from typing import Any, NoReturn
+
+import numpy as np
+
+from kvkernels.arrays import (
+    FLOAT32,
+    INT32,
+    Array,
+    flatten,
+    require,
+    require_caches,
+    require_writable,
+)
+from kvkernels.errors import ArgumentError, PoolIndexError, ShapeError
+
+
+def paged_attention(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    block_table: Any,
+    seq_lens: Any,
+    *,
+    cu_seqlens_q: Any = None,
+    scale: float | None = None,
+    causal: bool = True,
+    window_left: int = -1,
+    out: Any = None,
+    lse: Any = None,
+    return_lse: bool = False,
+) -> Any:
+    """Attend query rows to the keys and values of their sequences in a paged cache.
+
+    Decode, prefill, chunked prefill and batches that mix them are one call. A row's result is
+    the same to the last bit alone and in any batch, in one chunk and in many, wherever its blocks
+    lie, and whatever the slots hold that are not its own, NaN and infinity included.
+
+    Args:
+        q: Float32 [T, Hq, D], the query rows of all sequences one after another. Hq is a multiple
+            of Hkv: query head h reads KV head h // (Hq // Hkv).
+        k_cache: Float32 [num_blocks, Hkv, block_size, D]. Only the last axis must be dense: a
+            pool [num_blocks, block_size, Hkv, D] is passed as its transposed view.
+        v_cache: Like k_cache; its strides may differ.
+        block_table: Int32 [B, max_blocks]; entry [s, i] is the block of the tokens
+            [i * block_size, (i + 1) * block_size) of sequence s. Entries past the last token and
+            entries wholly before the window of every row are not read and may hold anything.
+        seq_lens: Int32 [B], the tokens of each sequence in the cache, those of this step included.
+            A sequence of length 0 is padding: its rows have no keys and its table is not read.
+        cu_seqlens_q: Int32 [B + 1], from 0 to T: the rows of sequence s are
+            [cu_seqlens_q[s], cu_seqlens_q[s + 1]), and its last row is its last token. None means
+            one row for each sequence.
+        scale: Factor of the scores; None means D ** -0.5.
+        causal: Whether a row sees only the keys up to its own position.
+        window_left: How many keys before its own a row sees: keys j >= position - window_left.
+            -1 means all. A model's "sliding window" of W keys is window_left = W - 1.
+        out: Float32 [T, Hq, D], C-contiguous, written and returned; it overlaps no input.
+        lse: Float32 [T, Hq], C-contiguous, written; it needs return_lse=True.
+        return_lse: Whether to return (out, lse).
+
+    Returns:
+        out, or (out, lse) with return_lse: the objects that were passed, else new NumPy arrays,
+        whatever the type of q. lse is the natural logarithm of the sum of exp(score). A row
+        without keys is exactly 0 with an lse of -inf; so is one whose scores are all -inf.
+
+    Raises:
+        ArrayError, DtypeError, ShapeError, ArgumentError, PoolIndexError: before anything is
+            written. Every table entry that would be read is checked against the pool.
+
+    Cost: 4 * D operations for each visible (row, head, key); on one thread, without the GIL.
+    """
+    queries = require("q", q, FLOAT32, "T, Hq, D")
+    keys, values = require_caches(k_cache, v_cache)
+    num_rows, num_heads, head_dim = queries.shape
+    num_blocks, num_kv_heads, block_size, cache_dim = keys.shape
+    if head_dim != cache_dim:
+        raise ShapeError(f"q and the caches must agree on head_dim, got {head_dim} and {cache_dim}")
+    if num_heads == 0 or num_heads % num_kv_heads:
+        rule = "num_heads must be a positive multiple of num_kv_heads"
+        raise ShapeError(f"{rule}, got {num_heads} and {num_kv_heads}")
+    scale, window_left = _check_options(scale, window_left, head_dim)
+
+    tables = require("block_table", block_table, INT32, "B, max_blocks")
+    lengths = require("seq_lens", seq_lens, INT32, "B")
+    offsets = _require_offsets(cu_seqlens_q, lengths, num_rows)
+    if tables.shape[0] != lengths.shape[0]:
+        rule = "block_table and seq_lens must have one row for each sequence"
+        raise ShapeError(f"{rule}, got {tables.shape[0]} and {lengths.shape[0]}")
+
+    results = _require_result("out", out, (num_rows, num_heads, head_dim), "T, Hq, D")
+    if lse is not None and not return_lse:
+        raise ArgumentError("lse needs return_lse=True, got return_lse=False")
+    log_sums = _require_result("lse", lse, (num_rows, num_heads), "T, Hq")
+
+    from kvkernels.cpu import attention as cpu  # noqa: PLC0415  # importing Numba is slow
+
+    found = cpu.check(tables, lengths, offsets, num_rows, block_size, num_blocks, window_left)
+    if found[0] != cpu.OK:
+        _refuse(found, tables, lengths, offsets, keys.shape)
+    cpu.attend(
+        *flatten("q", queries),
+        *flatten("k_cache", keys),
+        *flatten("v_cache", values),
+        *(tables, lengths, offsets, num_kv_heads, block_size),
+        *(scale, bool(causal), window_left),
+        *(results, log_sums),
+    )
+    result = results if out is None else out
+    if return_lse:
+        return result, log_sums if lse is None else lse
+    return result
+
+
+def _check_options(scale: float | None, window_left: int, head_dim: int) -> tuple[Any, int]:
+    """Check scale and window_left; returns them as the kernel takes them."""
+    if scale is None:
+        scale = head_dim**-0.5
+    if not math.isfinite(scale):
+        raise ArgumentError(f"scale must be finite, got {scale}")
+    window_left = operator.index(window_left)
+    if window_left < -1:
+        rule = "window_left must be a number of keys, or -1 for all"
+        raise ArgumentError(f"{rule}, got {window_left}")
+    return np.float32(scale), window_left
+
+
+def _require_offsets(cu_seqlens_q: Any, lengths: Array, num_rows: int) -> Array:
+    """Check the length of cu_seqlens_q, or make the one of decode: one row a sequence."""
+    num_seqs = lengths.shape[0]
+    if cu_seqlens_q is None:
+        if num_rows != num_seqs:
+            rule = "q must have one row for each sequence unless cu_seqlens_q is given"
+            raise ShapeError(f"{rule}, got {num_rows} rows and {num_seqs} sequences")
+        return np.arange(num_seqs + 1, dtype=np.int32)
+    offsets = require("cu_seqlens_q", cu_seqlens_q, INT32, "B + 1")
+    if offsets.shape[0] != num_seqs + 1:
+        rule = "cu_seqlens_q must have one entry more than there are sequences"
+        raise ShapeError(f"{rule}, got {offsets.shape[0]} and {num_seqs} sequences")
+    return offsets
+
+
+def _require_result(name: str, given: Any, shape: tuple[int, ...], axes: str) -> Array:
+    """Check a caller's output array, or make a new one."""
+    if given is None:
+        return np.empty(shape, np.float32)
+    found = require(name, given, FLOAT32, axes)
+    require_writable(name, found)
+    if found.shape != shape:
+        raise ShapeError(
+            f"{name} must have the shape [{axes}] of q, {list(shape)}, got {list(found.shape)}"
+        )
+    if not found.flags.c_contiguous:
+        strides = [step // found.itemsize for step in found.strides]
+        raise ShapeError(f"{name} must be C-contiguous, got the strides {strides}")
+    return found
+
+
+def _refuse(
+    found: tuple[int, int, int],
+    tables: Array,
+    lengths: Array,
+    offsets: Array,
+    pool: tuple[int, ...],
+) -> NoReturn:
+    """Raise the error for what the kernel's check found: (what, sequence, table column)."""
+    from kvkernels.cpu import attention as cpu  # noqa: PLC0415  # importing Numba is slow
+
+    what, s, i = found
+    if what == cpu.BAD_CU_SEQLENS:
+        rule = "cu_seqlens_q must start at 0, never decrease and end at the number of rows of q"
+        raise ArgumentError(f"{rule}, got {_shorten(offsets)}")
+    length = int(lengths[s])
+    if what == cpu.NEGATIVE_LENGTH:
+        raise ArgumentError(f"seq_lens must not be negative, got {length} for sequence {s}")
+    if what == cpu.TOO_MANY_ROWS:
+        num_queries = int(offsets[s + 1]) - int(offsets[s])
+        rule = "a sequence must not have more rows in q than tokens, unless it has length 0"
+        raise ArgumentError(f"{rule}, got {num_queries} rows and {length} tokens for sequence {s}")
+    num_blocks, _, block_size, _ = pool
+    if what == cpu.TABLE_TOO_NARROW:
+        rule = "block_table must have an entry for each block of a sequence"
+        values = f"got {tables.shape[1]} entries of block size {block_size} for {length} tokens"
+        raise ShapeError(f"{rule}, {values} of sequence {s}")
+    rule = f"block ids in use must be in [0, {num_blocks}), the pool"
+    raise PoolIndexError(f"{rule}, got {int(tables[s, i])} for block {i} of sequence {s}")
+
+
+def _shorten(offsets: Array) -> str:
+    return np.array2string(offsets, threshold=16, separator=", ")

@@ -1,0 +1,127 @@
+"""Writing into a paged cache: new tokens, and the copies of copy-on-write.
+
+It knows slots and blocks, and not which sequence owns them.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kvkernels.arrays import (
+    FLOAT32,
+    INT64,
+    flatten,
+    require,
+    require_caches,
+    require_writable,
+    view,
+)
+from kvkernels.errors import ArgumentError, PoolIndexError, ShapeError
+
+
+def write_kv(k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any) -> None:
+    """Write the keys and values of new tokens into their slots of a layer's cache.
+
+    Args:
+        k: Float32 [T, Hkv, D], the keys of T tokens; only the last axis must be dense.
+        v: Like k, the values.
+        k_cache: Float32 [num_blocks, Hkv, block_size, D], written; only the last axis must be
+            dense. It overlaps neither k nor v.
+        v_cache: Like k_cache; its strides may differ.
+        slot_mapping: Int64 [T]; slot = block_id * block_size + offset. -1 writes nothing. When a
+            slot comes twice, the later token stays.
+
+    Raises:
+        ArrayError, DtypeError, ShapeError, PoolIndexError: before anything is written.
+
+    Cost: one copy of k and v; on one thread, without the GIL.
+    """
+    new_keys = require("k", k, FLOAT32, "T, Hkv, D")
+    new_values = require("v", v, FLOAT32, "T, Hkv, D")
+    keys, values = require_caches(k_cache, v_cache)
+    slots = require("slot_mapping", slot_mapping, INT64, "T")
+    require_writable("k_cache", keys)
+    require_writable("v_cache", values)
+    num_blocks, num_kv_heads, block_size, head_dim = keys.shape
+    shape = (slots.shape[0], num_kv_heads, head_dim)
+    if new_keys.shape != shape or new_values.shape != shape:
+        rule = f"k and v must have the shape [T, Hkv, D] of slot_mapping and caches, {list(shape)}"
+        raise ShapeError(f"{rule}, got {list(new_keys.shape)} and {list(new_values.shape)}")
+
+    from kvkernels.cpu import cache as cpu  # noqa: PLC0415  # importing Numba is slow
+
+    num_slots = num_blocks * block_size
+    bad = cpu.find_bad_slot(slots, num_slots)
+    if bad >= 0:
+        rule = f"slots must be -1 or in [0, {num_slots}), the pool"
+        raise PoolIndexError(f"{rule}, got {int(slots[bad])} for token {bad}")
+    geometry = (slots, num_kv_heads, block_size, head_dim)
+    sources = flatten("k", new_keys), flatten("v", new_values)
+    targets = flatten("k_cache", keys), flatten("v_cache", values)
+    for source, target in zip(sources, targets, strict=True):
+        cpu.write(*source, *target, *geometry)
+
+
+def copy_blocks(caches: Sequence[Any], copies: Iterable[Any]) -> None:
+    """Do a step's copy-on-write copies in every cache given, in one call for all layers.
+
+    Args:
+        caches: The key and value caches of all layers in any order, for example
+            [*k_caches, *v_caches]: arrays [num_blocks, Hkv, block_size, D] of one pool, so equal
+            in num_blocks and block_size; Hkv, D, the dtype and the strides may differ.
+        copies: (source, destination, num_tokens) triples, or an integer array [N, 3]. The first
+            num_tokens positions of block `source` are copied to block `destination`, and no other
+            position is written. A destination is neither a source nor another's destination, so
+            their order does not matter.
+
+    Raises:
+        ArrayError, ShapeError, ArgumentError, PoolIndexError: before anything is written.
+
+    Cost: the bytes copied, and about a microsecond for each cache and copy.
+    """
+    arrays = [view(f"caches[{n}]", cache) for n, cache in enumerate(caches)]
+    for n, array in enumerate(arrays):
+        require_writable(f"caches[{n}]", array)
+        if array.ndim != 4:
+            axes = "num_blocks, num_kv_heads, block_size, head_dim"
+            raise ShapeError(f"caches[{n}] must have the shape [{axes}], got {list(array.shape)}")
+        if array.shape[::2] != arrays[0].shape[::2]:
+            rule = "caches must agree on num_blocks and block_size"
+            first, other = list(arrays[0].shape[::2]), list(array.shape[::2])
+            raise ShapeError(f"{rule}, got {first} for caches[0] and {other} for caches[{n}]")
+    if not arrays:
+        raise ShapeError("caches must hold at least one array, got none")
+    triples = [_triple(copy) for copy in copies]
+    _check_copies(triples, *arrays[0].shape[::2])
+    for array in arrays:
+        for source, destination, num_tokens in triples:
+            array[destination, :, :num_tokens] = array[source, :, :num_tokens]
+
+
+def _triple(copy: Any) -> tuple[int, int, int]:
+    try:
+        source, destination, num_tokens = map(int, copy)
+    except (TypeError, ValueError) as error:
+        rule = "copies must be (source, destination, num_tokens) triples of integers"
+        raise ArgumentError(f"{rule}, got {copy!r}") from error
+    return source, destination, num_tokens
+
+
+def _check_copies(triples: list[tuple[int, int, int]], num_blocks: int, block_size: int) -> None:
+    """Check ids, lengths, and that the copies do not depend on their order."""
+    sources = {source for source, _, _ in triples}
+    destinations: set[int] = set()
+    for source, destination, num_tokens in triples:
+        for block in (source, destination):
+            if not 0 <= block < num_blocks:
+                rule = f"blocks to copy must be in [0, {num_blocks}), the pool"
+                raise PoolIndexError(f"{rule}, got {block} in ({source}, {destination})")
+        if not 0 <= num_tokens <= block_size:
+            rule = f"num_tokens must be in [0, {block_size}], the block size"
+            raise ArgumentError(f"{rule}, got {num_tokens} in ({source}, {destination})")
+        if destination in sources:
+            rule = "the destination of a copy must not be a source"
+            raise ArgumentError(f"{rule}, got block {destination} as both")
+        if destination in destinations:
+            rule = "a block must be the destination of one copy only"
+            raise ArgumentError(f"{rule}, got block {destination} twice")
+        destinations.add(destination)

@@ -1,0 +1,1 @@
+"""Numba kernels for arrays in CPU memory: arithmetic only, no validation."""
