@@ -36,6 +36,7 @@ from kvblocks.pool import BlockPool
 from kvblocks.prefix import PrefixIndex
 from kvblocks.results import (
     Allocation,
+    Batch,
     BlockCopy,
     Match,
     SequenceId,
@@ -100,7 +101,7 @@ class BlockManager:
         prompt, cached = self._read_prompt(tokens, salt)
         return self._judge_allocation(len(prompt.tokens), cached)
 
-    def can_append(self, batch: Mapping[SequenceId, Iterable[int] | int]) -> Verdict:
+    def can_append(self, batch: Batch) -> Verdict:
         """Whether `append` would succeed. A pure query; raises what `append` would for bad input."""
         return self._judge_append(self._plan_writes(batch))
 
@@ -191,7 +192,7 @@ class BlockManager:
             self._count["cached_tokens"] += num_cached
         return Allocation(num_cached, tuple(cached + new), len(new))
 
-    def append(self, batch: Mapping[SequenceId, Iterable[int] | int]) -> StepPlan:
+    def append(self, batch: Batch) -> StepPlan:
         """Schedule the next positions of several sequences; take blocks only past their capacity.
 
         An entry is a count, or the token ids of the positions computed, computed + 1, ... A write
@@ -351,9 +352,7 @@ class BlockManager:
         blocks = split_blocks(packed, self.block_size, 0, num_full)
         return prompt, self._index.match(prompt.root, blocks)
 
-    def _plan_writes(
-        self, batch: Mapping[SequenceId, Iterable[int] | int]
-    ) -> dict[SequenceId, Write]:
+    def _plan_writes(self, batch: Batch) -> dict[SequenceId, Write]:
         """Check a batch and find the blocks it needs, without changing anything."""
         writes: dict[SequenceId, Write] = {}
         given_up: Counter[int] = Counter()  # references that earlier entries of the batch drop

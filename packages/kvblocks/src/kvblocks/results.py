@@ -6,12 +6,15 @@ Knows the shapes of answers. Does not know how they come about.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 SequenceId: TypeAlias = Hashable
+# What a step appends to each sequence: a count, or the token ids. A mapping is invariant in its keys,
+# so Any lets a caller keep their own type of id.
+Batch: TypeAlias = Mapping[Any, Iterable[int] | int]
 
 
 class When(Enum):

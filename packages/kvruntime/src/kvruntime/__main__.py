@@ -1,0 +1,6 @@
+"""`python -m kvruntime` is `kvruntime`."""
+
+from kvruntime.cli import main
+
+if __name__ == "__main__":
+    main()

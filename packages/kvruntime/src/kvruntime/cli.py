@@ -1,0 +1,131 @@
+"""The command line: `kvruntime generate` and `kvruntime demo`.
+
+Knows options and exit codes: 0 on success, 2 with one sentence for a user's mistake. Data goes to
+standard output, everything else to standard error.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from kvruntime._version import __version__
+from kvruntime.demo import run_demo
+from kvruntime.engine import EngineConfig
+from kvruntime.errors import InvalidRequest, KVRuntimeError
+from kvruntime.llm import LLM
+from kvruntime.report import Answer, progress_bars, show_answers, show_stats, to_json
+from kvruntime.sampling_params import SamplingParams
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="kvruntime",
+    help="A small transformer engine on paged memory.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+Model = Annotated[
+    str, typer.Option(help="smollm2, a GGUF file, or a folder of Hugging Face.", metavar="MODEL")
+]
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command(epilog='Example: kvruntime generate --prompt "What is a page table?" --max-tokens 64')
+def generate(
+    prompt: Annotated[list[str], typer.Option(help="A prompt; give several to batch them.")],
+    model: Model = "smollm2",
+    system: Annotated[str | None, typer.Option(help="A system prompt for all of them.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the text itself, without a chat template.")
+    ] = False,
+    n: Annotated[int, typer.Option(help="Samples a prompt.")] = 1,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most, a sample.")] = 128,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="0 takes the likeliest token.  [default: 0, or 0.8 with --n above 1]"),
+    ] = None,
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep tokens up to this probability.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Equal seeds give equal samples.")] = 0,
+    block_size: Annotated[int, typer.Option(help="Tokens a block.")] = 16,
+    num_blocks: Annotated[
+        int | None, typer.Option(help="Blocks of the pool.  [default: what 512 MiB hold]")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Generate text for one prompt or several, batched together."""
+    with _one_sentence():
+        if raw and system is not None:
+            raise InvalidRequest("--system needs the chat template, so it cannot go with --raw")
+        if any(not text.strip() for text in prompt):
+            raise InvalidRequest("the prompt is empty: --prompt needs some text")
+        if temperature is None:
+            temperature = 0.0 if n == 1 else 0.8
+        params = SamplingParams(
+            n=n,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+        )
+        config = EngineConfig(block_size=block_size, num_blocks=num_blocks)
+        with progress_bars() as progress:
+            llm = LLM(model, config, progress=progress)
+            if raw:
+                outputs = llm.generate(prompt, params)
+            else:
+                first = [] if system is None else [{"role": "system", "content": system}]
+                outputs = llm.chat(
+                    [[*first, {"role": "user", "content": text}] for text in prompt], params
+                )
+        _show(llm, list(zip(prompt, outputs, strict=True)), as_json=as_json)
+
+
+@app.command(epilog="Example: kvruntime demo --json")
+def demo(model: Model = "smollm2", as_json: Json = False) -> None:
+    """Show prefix sharing and copy-on-write on a real model."""
+    with _one_sentence():
+        with progress_bars() as progress:
+            llm, answers = run_demo(model, progress)
+        _show(llm, answers, as_json=as_json)
+
+
+def _show(llm: LLM, answers: Sequence[Answer], *, as_json: bool) -> None:
+    if as_json:
+        json.dump(to_json(answers, llm), sys.stdout, indent=2, ensure_ascii=False)
+        print()
+    else:
+        show_answers(answers)
+        show_stats(llm)
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Turn an error of ours into one sentence and exit code 2."""
+    try:
+        yield
+    except KVRuntimeError as error:
+        print(f"kvruntime: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None

@@ -1,0 +1,160 @@
+"""Offline use: a model, prompts in, finished texts out.
+
+Knows checkpoints, tokenizers and the engine, and turns text into requests and back. Does not know
+servers, terminals or files other than the checkpoint.
+"""
+
+import os
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Any, TypeAlias, cast
+
+import torch
+
+from kvruntime.engine import Engine, EngineConfig, EngineStats
+from kvruntime.errors import InvalidRequest
+from kvruntime.models import Llama
+from kvruntime.request import CompletionOutput, Request, RequestOutput
+from kvruntime.sampling_params import SamplingParams
+from kvruntime.weights import Checkpoint, Progress, load_checkpoint
+
+__all__ = ["LLM"]
+
+Message: TypeAlias = Mapping[str, Any]
+Prompt: TypeAlias = str | Sequence[int]
+
+
+class LLM:
+    """A model that answers batches of prompts on paged memory.
+
+    Args:
+        model: "smollm2", a GGUF file, a folder of Hugging Face, or a loaded `Checkpoint`.
+        config: the engine's settings.
+        progress: called as the checkpoint loads and as tokens are generated.
+
+    Example::
+
+        llm = LLM("smollm2")
+        [answer] = llm.chat([[{"role": "user", "content": "What is the capital of France?"}]])
+        print(answer.outputs[0].text)
+
+    Raises `CheckpointError` for a checkpoint that cannot be used, `InvalidRequest` for prompts and
+    settings that cannot be served; nothing is queued then.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | Checkpoint,
+        config: EngineConfig | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> None:
+        config = config or EngineConfig()
+        checkpoint = (
+            model if isinstance(model, Checkpoint) else load_checkpoint(model, progress=progress)
+        )
+        torch.set_num_threads(config.num_threads)
+        self.tokenizer = checkpoint.tokenizer
+        self.engine = Engine(Llama(checkpoint.config, checkpoint.tensors), config)
+        self._progress = progress
+        self._request_ids = count()
+        self._seconds = 0.0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | None = None,
+    ) -> list[RequestOutput]:
+        """Continue prompts, texts or token ids, batched together; outputs are in their order."""
+        return self._answer([self._encode(prompt) for prompt in _listed(prompts)], params)
+
+    def chat(
+        self,
+        conversations: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, through the model's own chat template."""
+        texts = [self.tokenizer.apply_chat_template(c) for c in _conversations(conversations)]
+        encoded = [(text, self.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+        return self._answer(encoded, params)
+
+    @property
+    def stats(self) -> EngineStats:
+        """What the engine did since it was made."""
+        return self.engine.stats()
+
+    @property
+    def seconds(self) -> float:
+        """The time spent generating, loading apart."""
+        return self._seconds
+
+    def _encode(self, prompt: Prompt) -> tuple[str, list[int]]:
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt)
+        token_ids = list(prompt)
+        if strange := [t for t in token_ids if not 0 <= t < self.engine.vocab_size]:
+            raise InvalidRequest(
+                f"token ids must be in [0, {self.engine.vocab_size}), got {strange[0]}"
+            )
+        return self.tokenizer.decode(token_ids, skip_special_tokens=False), token_ids
+
+    def _answer(
+        self, encoded: Sequence[tuple[str, list[int]]], params: SamplingParams | None
+    ) -> list[RequestOutput]:
+        params = params or SamplingParams()
+        for _, token_ids in encoded:
+            self.engine.check_request(len(token_ids), params)
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        requests = [
+            Request(next(self._request_ids), text, token_ids, params, seed)
+            for text, token_ids in encoded
+        ]
+        for request in requests:
+            self.engine.add(request)
+        self._run(len(requests) * params.n * params.max_tokens)
+        return [self._output(request) for request in requests]
+
+    def _run(self, num_tokens: int) -> None:
+        start, done = time.perf_counter(), self.stats.num_generated_tokens
+        while self.engine.has_work:
+            self.engine.step()
+            if self._progress:
+                generated = self.stats.num_generated_tokens - done
+                self._progress("generating tokens", generated, num_tokens)
+        if self._progress:
+            self._progress("generating tokens", num_tokens, num_tokens)
+        self._seconds += time.perf_counter() - start
+
+    def _output(self, request: Request) -> RequestOutput:
+        outputs = []
+        for sequence in request.sequences:
+            token_ids = sequence.output_token_ids
+            reason = sequence.finish_reason
+            assert reason is not None, "a request is answered when all its samples have ended"
+            text = self.tokenizer.decode(token_ids)
+            outputs.append(CompletionOutput(sequence.index, text, token_ids, reason))
+        return RequestOutput(
+            request.request_id,
+            request.prompt,
+            request.prompt_token_ids,
+            request.num_cached_tokens,
+            tuple(outputs),
+        )
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """One prompt is a list of one: a text, or a sequence of token ids."""
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [cast("Prompt", prompts)]
+    return cast("Sequence[Prompt]", prompts)
+
+
+def _conversations(
+    conversations: Sequence[Message] | Sequence[Sequence[Message]],
+) -> Sequence[Sequence[Message]]:
+    """One conversation is a list of one: its first element is a message."""
+    if conversations and isinstance(conversations[0], Mapping):
+        return [cast("Sequence[Message]", conversations)]
+    return cast("Sequence[Sequence[Message]]", conversations)

@@ -1,0 +1,118 @@
+"""Running one step of a schedule through the model, on paged keys and values.
+
+Knows the model, the arrays of the cache and the kernels. Does not know requests' states, why these
+tokens were chosen to run, or what becomes of the logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvkernels import copy_blocks, paged_attention, write_kv
+from kvruntime.models import Llama
+from kvruntime.scheduler import ScheduledSequence, SchedulerOutput
+
+__all__ = ["KVCache", "ModelRunner"]
+
+# A matrix product keeps a row's result independent of its neighbours at these row counts.
+_ROWS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """Keys and values of every layer, float32 [num_blocks, num_kv_heads, block_size, head_dim]."""
+
+    keys: tuple[NDArray[np.float32], ...]
+    values: tuple[NDArray[np.float32], ...]
+
+    @classmethod
+    def empty(cls, num_layers: int, *shape: int) -> KVCache:
+        """Reserve the address space; the system provides memory when blocks are first written."""
+        arrays = [np.zeros(shape, np.float32) for _ in range(2 * num_layers)]
+        return cls(tuple(arrays[:num_layers]), tuple(arrays[num_layers:]))
+
+
+class ModelRunner:
+    """Copies blocks, runs the flat batch of a step, and returns the logits that are asked for."""
+
+    def __init__(self, model: Llama, *, num_blocks: int, block_size: int) -> None:
+        config = model.config
+        self.model = model
+        self.cache = KVCache.empty(
+            config.num_layers, num_blocks, config.num_kv_heads, block_size, config.head_dim
+        )
+
+    def execute(self, output: SchedulerOutput) -> torch.Tensor:
+        """Run a step; the logits, float32 [R, vocab_size], of its R sequences that complete.
+
+        Their order is that of the schedule. The step's KV is in the cache afterwards.
+        """
+        if output.copies:
+            copy_blocks((*self.cache.keys, *self.cache.values), output.copies)
+        token_ids = np.fromiter(
+            chain.from_iterable(s.token_ids for s in output.scheduled), np.int64
+        )
+        positions = np.concatenate([np.arange(s.start, s.stop) for s in output.scheduled])
+        attention = _PagedAttention(self.model, self.cache, output)
+        hidden = self.model.forward(
+            torch.from_numpy(_pad(token_ids)), torch.from_numpy(_pad(positions)), attention
+        )
+        ends = attention.cu_seqlens_q[1:] - 1
+        rows = ends[[s.completes for s in output.scheduled]]
+        logits = self.model.logits(hidden[torch.from_numpy(_pad(rows))])
+        return logits[: len(rows)]
+
+
+class _PagedAttention:
+    """What the model calls in each layer of one step: write keys and values, then attend."""
+
+    def __init__(self, model: Llama, cache: KVCache, output: SchedulerOutput) -> None:
+        self._config = model.config
+        self._cache = cache
+        scheduled = output.scheduled
+        self.cu_seqlens_q = np.cumsum([0, *(len(s.token_ids) for s in scheduled)], dtype=np.int32)
+        self._seq_lens = np.array([s.stop for s in scheduled], np.int32)
+        self._block_table = _stack_tables(scheduled)
+        # Rows that only pad the batch write nothing.
+        self._slot_mapping = _pad(np.array(output.slot_mapping, np.int64), fill=-1)
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        write_kv(k.numpy(), v.numpy(), keys, values, self._slot_mapping)
+        window = self._config.sliding_windows[layer]
+        num_rows = self.cu_seqlens_q[-1]
+        out = torch.zeros_like(q)
+        paged_attention(
+            q.numpy()[:num_rows],
+            keys,
+            values,
+            self._block_table,
+            self._seq_lens,
+            cu_seqlens_q=self.cu_seqlens_q,
+            window_left=-1 if window is None else window - 1,
+            out=out.numpy()[:num_rows],
+        )
+        return out
+
+
+def _stack_tables(scheduled: tuple[ScheduledSequence, ...]) -> NDArray[np.int32]:
+    """The block tables as rows of one array, padded with -1."""
+    width = max(len(s.block_table) for s in scheduled)
+    rows = np.full((len(scheduled), width), -1, np.int32)
+    for row, item in zip(rows, scheduled, strict=True):
+        row[: len(item.block_table)] = item.block_table
+    return rows
+
+
+def _pad(values: NDArray[np.integer], fill: int = 0) -> NDArray[np.int64]:
+    """Lengthen to a multiple of the row count at which results do not depend on the batch."""
+    padded = np.full(-(-len(values) // _ROWS) * _ROWS, fill, np.int64)
+    padded[: len(values)] = values
+    return padded
