@@ -105,7 +105,8 @@ def save_tokenizer(folder: Path) -> None:
     fast = hf.PreTrainedTokenizerFast(
         tokenizer_object=train_tokenizer(byte_level),
         additional_special_tokens=["<|im_start|>"],
-        **{"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"},
+        bos_token="<|endoftext|>",  # noqa: S106 - a token of text
+        eos_token="<|im_end|>",  # noqa: S106 - a token of text
     )
     fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(folder)

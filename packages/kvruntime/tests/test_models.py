@@ -96,7 +96,7 @@ def test_attention_gets_contiguous_float32_rows_of_the_stated_shapes(
     tiny_checkpoint: TinyCheckpoint,
 ) -> None:
     checkpoint = load_checkpoint(tiny_checkpoint("llama-tied"))
-    seen = []
+    seen: list[object] = []
 
     def attention(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         seen.extend((layer, tuple(x.shape), x.dtype, x.is_contiguous()) for x in (q, k, v))
