@@ -3,6 +3,7 @@
 It knows slots and blocks, and not which sequence owns them.
 """
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -99,7 +100,7 @@ def copy_blocks(caches: Sequence[Any], copies: Iterable[Any]) -> None:
 
 def _triple(copy: Any) -> tuple[int, int, int]:
     try:
-        source, destination, num_tokens = map(int, copy)
+        source, destination, num_tokens = map(operator.index, copy)
     except (TypeError, ValueError) as error:
         rule = "copies must be (source, destination, num_tokens) triples of integers"
         raise ArgumentError(f"{rule}, got {copy!r}") from error

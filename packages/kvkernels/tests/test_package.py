@@ -1,0 +1,47 @@
+"""The package's surface and its import."""
+
+import subprocess
+import sys
+
+import kvkernels
+from kvkernels import errors
+
+
+def run_python(code: str) -> None:
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_all_is_sorted_and_complete() -> None:
+    modules = {"arrays", "attention", "cache", "cpu", "errors", "reference"}
+    public = {name for name in vars(kvkernels) if not name.startswith("_")} - modules
+    assert kvkernels.__all__ == sorted(public | {"__version__"})
+
+
+def test_every_error_has_the_base_and_a_builtin() -> None:
+    for name in kvkernels.__all__:
+        error = getattr(kvkernels, name)
+        if isinstance(error, type) and issubclass(error, Exception):
+            assert issubclass(error, errors.KVKernelsError)
+            if error is not errors.KVKernelsError:
+                assert issubclass(error, TypeError | ValueError | IndexError)
+                assert f"{name} (" in (errors.__doc__ or "")
+
+
+def test_import_needs_neither_torch_nor_cupy_nor_yet_numba() -> None:
+    run_python(
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(['torch', 'cupy', 'numba']))\n"
+        "import kvkernels\n"
+        "assert all(sys.modules[name] is None for name in ('torch', 'cupy', 'numba'))"
+    )
+
+
+def test_attention_needs_neither_torch_nor_cupy() -> None:
+    run_python(
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(['torch', 'cupy']))\n"
+        "import numpy as np, kvkernels\n"
+        "q, cache = np.ones((1, 1, 4), 'f4'), np.ones((1, 1, 2, 4), 'f4')\n"
+        "out = kvkernels.paged_attention(q, cache, cache, np.zeros((1, 1), 'i4'), np.ones(1, 'i4'))\n"
+        "assert (out == 1).all()"
+    )
