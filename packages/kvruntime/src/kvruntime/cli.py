@@ -42,13 +42,23 @@ def main() -> None:
     app()
 
 
-@app.callback()
-def _options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:  # noqa: FBT001 -- typer calls it with the flag
+    if wanted:
         print(__version__)
         raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """A small transformer engine on paged memory."""
 
 
 @app.command(epilog='Example: kvruntime generate --prompt "What is a page table?" --max-tokens 64')

@@ -82,7 +82,7 @@ def show_answers(answers: Sequence[Answer]) -> None:
         for output in answer.outputs:
             if len(answer.outputs) > 1:
                 console.print(Text(f"sample {output.index}", style="cyan"))
-            console.print(Padding(Text(output.text.strip()), (0, 0, 0, 2)))
+            console.print(Padding(Text(output.text.strip()), (0, 0, 0, 2), expand=False))
 
 
 def show_stats(llm: LLM) -> None:

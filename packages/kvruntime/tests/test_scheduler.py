@@ -1,0 +1,163 @@
+"""Who runs, with how many tokens, in which blocks; no model is needed to say it."""
+
+from kvblocks import BlockManager
+from kvruntime import FinishReason, SamplingParams
+from kvruntime.request import Request, Sequence
+from kvruntime.scheduler import Scheduler, SchedulerOutput
+
+NEXT_TOKEN = 7
+
+
+def make(
+    num_blocks: int = 64, budget: int = 32, seqs: int = 8, *, caching: bool = True
+) -> Scheduler:
+    manager = BlockManager(num_blocks, 4, prefix_caching=caching)
+    return Scheduler(manager, max_num_batched_tokens=budget, max_num_seqs=seqs)
+
+
+def add(scheduler: Scheduler, request_id: int, tokens: range, n: int = 1) -> Request:
+    params = SamplingParams(n=n)
+    request = Request(request_id, "", list(tokens), params, seed=0)
+    scheduler.add(request)
+    return request
+
+
+def run(scheduler: Scheduler) -> SchedulerOutput:
+    """Schedule and complete a step; each sequence that completes gets a next token."""
+    output = scheduler.schedule()
+    scheduler.complete(output)
+    for item in output.scheduled:
+        if item.completes:
+            for sequence in scheduler.fork(item.sequence):
+                sequence.token_ids.append(NEXT_TOKEN)
+    scheduler.manager.check()
+    return output
+
+
+def counts(output: SchedulerOutput) -> dict[tuple[int, int], int]:
+    return {item.sequence.seq_id: len(item.token_ids) for item in output.scheduled}
+
+
+def test_prompts_and_decoding_share_one_budget() -> None:
+    scheduler = make(budget=10)
+    add(scheduler, 0, range(4))
+    assert counts(run(scheduler)) == {(0, 0): 4}
+    add(scheduler, 1, range(100, 120))
+    assert counts(run(scheduler)) == {(0, 0): 1, (1, 0): 9}
+    assert counts(run(scheduler)) == {(0, 0): 1, (1, 0): 9}
+    assert counts(run(scheduler)) == {(0, 0): 1, (1, 0): 2}
+    assert counts(run(scheduler)) == {(0, 0): 1, (1, 0): 1}
+
+
+def test_a_token_is_chosen_only_when_the_prompt_is_complete() -> None:
+    scheduler = make(budget=6)
+    request = add(scheduler, 0, range(8))
+    assert [item.completes for item in run(scheduler).scheduled] == [False]
+    assert [item.completes for item in run(scheduler).scheduled] == [True]
+    assert request.sequences[0].output_token_ids == [NEXT_TOKEN]
+
+
+def test_slots_follow_the_block_table() -> None:
+    scheduler = make()
+    add(scheduler, 0, range(6))
+    output = run(scheduler)
+    [item] = output.scheduled
+    assert item.block_table.tolist() == [0, 1]
+    assert output.slot_mapping.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_first_come_first_served_even_when_a_later_one_would_fit() -> None:
+    scheduler = make(num_blocks=5, budget=64)
+    add(scheduler, 0, range(16))
+    add(scheduler, 1, range(100, 112))
+    add(scheduler, 2, range(200, 202))
+    assert counts(run(scheduler)) == {(0, 0): 16}
+    assert [sequence.seq_id for sequence in scheduler.waiting] == [(1, 0), (2, 0)]
+
+
+def test_requests_that_arrive_together_compute_their_common_prefix_once() -> None:
+    scheduler = make()
+    add(scheduler, 0, range(10))
+    second = add(scheduler, 1, range(10))
+    assert counts(run(scheduler)) == {(0, 0): 10}
+    assert counts(run(scheduler)) == {(0, 0): 1, (1, 0): 2}
+    assert second.num_cached_tokens == 8
+
+
+def test_without_prefix_caching_nobody_waits_for_a_prefix() -> None:
+    scheduler = make(caching=False)
+    add(scheduler, 0, range(10))
+    add(scheduler, 1, range(10))
+    assert counts(run(scheduler)) == {(0, 0): 10, (1, 0): 10}
+
+
+def test_a_prefix_shorter_than_a_block_is_no_reason_to_wait() -> None:
+    scheduler = make()
+    add(scheduler, 0, range(10))
+    add(scheduler, 1, range(3))
+    assert counts(run(scheduler)) == {(0, 0): 10, (1, 0): 3}
+
+
+def test_samples_take_seats_before_they_exist() -> None:
+    scheduler = make(seqs=4)
+    add(scheduler, 0, range(4), n=3)
+    add(scheduler, 1, range(100, 104), n=2)
+    add(scheduler, 2, range(200, 204))
+    assert counts(run(scheduler)) == {(0, 0): 4}
+    assert counts(run(scheduler)) == {(0, 0): 1, (0, 1): 1, (0, 2): 1}
+
+
+def test_samples_share_the_prompt_and_copy_its_tail_once_each_but_one() -> None:
+    scheduler = make()
+    request = add(scheduler, 0, range(6), n=4)
+    run(scheduler)
+    assert [sequence.index for sequence in request.sequences] == [0, 1, 2, 3]
+    output = run(scheduler)
+    assert len(output.copies) == 3
+    assert {copy.source for copy in output.copies} == {1}
+    assert {item.block_table[0] for item in output.scheduled} == {0}
+    assert len({item.block_table[1] for item in output.scheduled}) == 4
+
+
+def test_the_newest_gives_its_blocks_up_and_is_computed_again_with_its_output() -> None:
+    scheduler = make(num_blocks=5, caching=False)
+    old = add(scheduler, 0, range(7)).sequences[0]
+    new = add(scheduler, 1, range(100, 107)).sequences[0]
+    run(scheduler)
+    run(scheduler)
+    assert counts(run(scheduler)) == {(0, 0): 1}
+    assert scheduler.num_preemptions == 1
+    assert new.num_computed_tokens == 0
+    scheduler.finish(old, FinishReason.LENGTH)
+    assert counts(run(scheduler)) == {(1, 0): 9}
+    assert new.output_token_ids == [NEXT_TOKEN] * 3
+
+
+def test_a_preempted_sequence_goes_before_those_that_never_ran() -> None:
+    scheduler = make(num_blocks=5, caching=False)
+    add(scheduler, 0, range(7))
+    add(scheduler, 1, range(100, 107))
+    for _ in range(3):
+        run(scheduler)
+    add(scheduler, 2, range(200, 202))
+    assert [sequence.seq_id for sequence in scheduler.waiting] == [(1, 0), (2, 0)]
+
+
+def test_finished_sequences_leave_no_block_behind() -> None:
+    scheduler = make()
+    requests = [add(scheduler, i, range(100 * i, 100 * i + 9), n=1 + i) for i in range(3)]
+    for _ in range(5):
+        run(scheduler)
+    for sequence in [s for request in requests for s in request.sequences]:
+        scheduler.finish(sequence, FinishReason.LENGTH)
+    stats = scheduler.manager.stats()
+    assert not scheduler.has_work
+    assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
+
+
+def test_a_sequence_is_known_by_its_request_and_index() -> None:
+    request = Request(3, "", [1, 2], SamplingParams(n=2), seed=0)
+    child: Sequence = request.sequences[0].fork(1)
+    assert child.seq_id == (3, 1)
+    assert child.token_ids == [1, 2]
+    assert child.token_ids is not request.sequences[0].token_ids

@@ -1,0 +1,91 @@
+"""A real checkpoint through paged memory, against transformers and against itself."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from kvruntime import LLM, EngineConfig, RequestOutput, SamplingParams
+from kvruntime.weights import Checkpoint
+
+pytestmark = pytest.mark.smollm2
+
+QUESTIONS = [
+    "What is the capital of France?",
+    "Explain in two sentences what a page table is.",
+    "Write a haiku about autumn leaves.",
+    "Name three fruits.",
+]
+GREEDY = SamplingParams(max_tokens=24, temperature=0)
+SEEDED = SamplingParams(max_tokens=16, temperature=0.9, top_p=0.95, seed=5)
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2: Checkpoint) -> LLM:
+    return LLM(smollm2, EngineConfig(num_blocks=128))
+
+
+def prompts(llm: LLM) -> list[list[int]]:
+    system = {"role": "system", "content": "Answer in plain words and keep it short, please."}
+    texts = [
+        llm.tokenizer.apply_chat_template([system, {"role": "user", "content": question}])
+        for question in QUESTIONS
+    ]
+    return [llm.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+
+
+def tokens_of(outputs: Sequence[RequestOutput]) -> list[list[list[int]]]:
+    return [[sample.token_ids for sample in output.outputs] for output in outputs]
+
+
+def test_greedy_text_equals_transformers(llm: LLM, smollm2_folder: Path) -> None:
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        smollm2_folder, dtype=torch.float32
+    )
+    expected = []
+    for token_ids in prompts(llm):
+        output = model.generate(
+            torch.tensor([token_ids]),
+            attention_mask=torch.ones(1, len(token_ids), dtype=torch.int64),
+            max_new_tokens=GREEDY.max_tokens,
+            do_sample=False,
+            pad_token_id=2,
+        )
+        expected.append([output[0, len(token_ids) :].tolist()])
+    assert tokens_of(llm.generate(prompts(llm), GREEDY)) == expected
+
+
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_tokens_are_the_same_alone_batched_cached_chunked_and_preempted(
+    smollm2: Checkpoint, llm: LLM, params: SamplingParams
+) -> None:
+    batch = prompts(llm)
+    fresh = LLM(smollm2, EngineConfig(num_blocks=128, prefix_caching=False))
+    alone = [tokens_of(fresh.generate([token_ids], params))[0] for token_ids in batch]
+
+    assert tokens_of(llm.generate(batch, params)) == alone
+    cached = llm.generate(batch, params)
+    assert tokens_of(cached) == alone
+    assert all(output.num_cached_tokens for output in cached)
+    for config in (
+        EngineConfig(num_blocks=128, max_num_batched_tokens=24),
+        EngineConfig(num_blocks=9),
+    ):
+        pressed = LLM(smollm2, config)
+        assert tokens_of(pressed.generate(batch, params)) == alone
+        assert pressed.stats.num_leaked_blocks == 0
+    assert pressed.stats.num_preemptions_recompute > 0
+
+
+def test_forked_samples_are_what_each_would_be_alone(llm: LLM) -> None:
+    [token_ids, *_] = prompts(llm)
+    four = SamplingParams(n=4, max_tokens=16, temperature=0.9, seed=5)
+    two = SamplingParams(n=2, max_tokens=16, temperature=0.9, seed=5)
+    before = llm.stats
+    samples = tokens_of(llm.generate([token_ids], four))[0]
+    assert samples[:2] == tokens_of(llm.generate([token_ids], two))[0]
+    assert len({tuple(sample) for sample in samples}) == 4
+    assert llm.stats.num_forks - before.num_forks == 4
