@@ -5,12 +5,16 @@ are far from flat. `dense_attention` is the simplest attention that could be rig
 """
 
 import importlib.util
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
+import safetensors.numpy
 import tokenizers
 import torch
 import transformers
@@ -135,6 +139,91 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
         return made[name]
 
     return make
+
+
+def llama_cpp_rows(weight: Any, num_heads: int) -> Any:
+    """Reorder the rows of a q or k projection as llama.cpp's Llama converter does."""
+    halves = weight.reshape(num_heads, 2, weight.shape[0] // num_heads // 2, weight.shape[1])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(weight.shape)
+
+
+@pytest.fixture(scope="session")
+def write_gguf() -> Callable[..., Path]:
+    """Return a function writing a Hugging Face folder as a GGUF file, by the gguf package.
+
+    `quantization` is the type of the matrices. `metadata` is called with the writer before the
+    file is written, and may add to it; `edit` is called with the tensors by their GGUF names.
+    """
+
+    def write(
+        folder: Path,
+        path: Path,
+        *,
+        quantization: str = "F32",
+        pre: str | None = "gpt-2",
+        metadata: Callable[[Any], object] = lambda _: None,
+        edit: Callable[[dict[str, Any]], object] = lambda _: None,
+    ) -> Path:
+        config = json.loads((folder / "config.json").read_text())
+        family = config["model_type"].replace("mistral", "llama")
+        writer: Any = gguf.GGUFWriter(path, family)
+        writer.add_block_count(config["num_hidden_layers"])
+        writer.add_context_length(config["max_position_embeddings"])
+        writer.add_embedding_length(config["hidden_size"])
+        writer.add_feed_forward_length(config["intermediate_size"])
+        writer.add_head_count(config["num_attention_heads"])
+        writer.add_head_count_kv(config["num_key_value_heads"])
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+        if config.get("head_dim"):
+            writer.add_key_length(config["head_dim"])
+            writer.add_value_length(config["head_dim"])
+        add_tokenizer(writer, folder, pre)
+        metadata(writer)
+        tensors = gguf_tensors(folder, config, family)
+        edit(tensors)
+        for name, tensor in tensors.items():
+            kind = gguf.GGMLQuantizationType[quantization if tensor.ndim > 1 else "F32"]
+            writer.add_tensor(name, gguf.quantize(tensor, kind), raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    return write
+
+
+def gguf_tensors(folder: Path, config: dict[str, Any], family: str) -> dict[str, Any]:
+    """Return the tensors of a folder with the names and the row order of llama.cpp."""
+    architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[family]
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    tensors = {}
+    for name, tensor in safetensors.numpy.load_file(folder / "model.safetensors").items():
+        stem, _, kind = name.rpartition(".")
+        reordered = tensor
+        if family == "llama" and stem.endswith("q_proj"):
+            reordered = llama_cpp_rows(tensor, config["num_attention_heads"])
+        elif family == "llama" and stem.endswith("k_proj"):
+            reordered = llama_cpp_rows(tensor, config["num_key_value_heads"])
+        tensors[f"{names.get_name(stem)}.{kind}"] = reordered
+    return tensors
+
+
+def add_tokenizer(writer: Any, folder: Path, pre: str | None) -> None:
+    """Add the tokenizer of a folder to the metadata of a GGUF file."""
+    saved = json.loads((folder / "tokenizer.json").read_text())
+    special = {token["content"] for token in saved["added_tokens"] if token["special"]}
+    tokens = sorted(saved["model"]["vocab"], key=saved["model"]["vocab"].__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    if pre is not None:
+        writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in special else 1 for token in tokens])
+    writer.add_token_merges([" ".join(pair) for pair in saved["model"]["merges"]])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template(CHAT_TEMPLATE)
 
 
 @pytest.fixture(scope="session")

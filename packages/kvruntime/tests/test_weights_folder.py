@@ -152,13 +152,13 @@ def test_a_missing_file_is_named(
             lambda f: edit_tensors(
                 f, lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)})
             ),
-            "tensor model.layers.0.self_attn.q_proj.bias does not belong to a model of type llama",
+            "tensor 'model.layers.0.self_attn.q_proj.bias' does not belong to a model of type llama",
         ),
         (
             lambda f: edit_tensors(
                 f, lambda t: t.update({"model.norm.weight": torch.ones(64, dtype=torch.int8)})
             ),
-            "tensor model.norm.weight must be one of F32, F16, BF16, got I8",
+            "tensor 'model.norm.weight' must be one of F32, F16, BF16, got I8",
         ),
         (lambda f: sharded_index(f, "../a"), "must name files of its own folder, got '../a'"),
         (

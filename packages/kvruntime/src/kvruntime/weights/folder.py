@@ -56,7 +56,7 @@ def read_tensors(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
             stored = reader.get_slice(name)
             if stored.get_dtype() not in _DTYPES:
                 raise CheckpointError(
-                    f"{folder}: tensor {name} must be one of {', '.join(_DTYPES)}, "
+                    f"{folder}: tensor {name!r} must be one of {', '.join(_DTYPES)}, "
                     f"got {stored.get_dtype()}"
                 )
             shapes[name] = tuple(stored.get_shape())
@@ -89,7 +89,7 @@ def check_shapes(
     for name in shapes:
         if name not in needed and not _is_ignorable(name, config):
             raise CheckpointError(
-                f"{source}: tensor {name} does not belong to a model of type {config.architecture}"
+                f"{source}: tensor {name!r} does not belong to a model of type {config.architecture}"
             )
     return frozenset(needed)
 

@@ -7,7 +7,6 @@ that no folder gives other text than its source. Where the folder ends up is the
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from kvruntime.config import ModelConfig, RopeParameters
 from kvruntime.errors import CheckpointError
 from kvruntime.models.rope import inverse_frequencies
 from kvruntime.weights.folder import check_shapes
-from kvruntime.weights.gguf_file import GGUFFile
+from kvruntime.weights.gguf_file import GGUFFile, Metadata
 from kvruntime.weights.gguf_tokenizer import write_tokenizer
 from kvruntime.weights.progress import Progress
 
@@ -87,7 +86,7 @@ def _huggingface_name(name: str) -> str:
     stem, _, kind = name.rpartition(".")
     if stem in _MODEL_NAMES and kind == "weight":
         return f"{_MODEL_NAMES[stem]}.weight"
-    raise CheckpointError(f"the tensor {name} belongs to no architecture that is supported")
+    raise CheckpointError(f"the tensor {name!r} belongs to no architecture that is supported")
 
 
 def _half_split_rows(weight: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
@@ -104,87 +103,89 @@ def _half_split_rows(weight: npt.NDArray[np.float32], num_heads: int) -> npt.NDA
 def _model_settings(source: GGUFFile) -> dict[str, Any]:
     """Return the contents of `config.json`."""
     metadata = source.metadata
-    architecture = metadata.get("general.architecture")
+    architecture = metadata.one("general.architecture", str)
     if architecture not in _CLASSES:
         raise CheckpointError(
             f"general.architecture must be one of {', '.join(_CLASSES)}, got {architecture!r}"
         )
-    values = {
-        key.removeprefix(f"{architecture}."): value
-        for key, value in metadata.items()
-        if key.startswith(f"{architecture}.")
-    }
-    for key in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
-        values[key] = _same_in_all_layers(key, values.get(key))
-    if values.get("attention.sliding_window"):
+    if metadata.values.get(f"{architecture}.attention.sliding_window"):
         raise CheckpointError(
-            "a sliding window is not supported in GGUF files, which do not say how it is meant, "
-            f"got {values['attention.sliding_window']}"
+            f"{architecture}.attention.sliding_window must be absent or 0, for a GGUF file does "
+            "not say which layers have it"
         )
     embedding = source.tensors.get("token_embd.weight")
     if embedding is None:
         raise CheckpointError("tensor token_embd.weight is missing")
+    hidden_size = _number(metadata, f"{architecture}.embedding_length")
+    num_heads = _number(metadata, f"{architecture}.attention.head_count")
+    key_length = f"{architecture}.attention.key_length"
+    head_dim = metadata.one(key_length, int) or hidden_size // num_heads
     settings = {
         "architectures": [_CLASSES[architecture]],
         "model_type": architecture,
         "dtype": "float32",
         "vocab_size": embedding.shape[0],
-        "hidden_size": values.get("embedding_length"),
-        "intermediate_size": values["feed_forward_length"],
-        "num_hidden_layers": values.get("block_count"),
-        "num_attention_heads": values["attention.head_count"],
-        "num_key_value_heads": values["attention.head_count_kv"],
-        "head_dim": values.get("attention.key_length"),
+        "hidden_size": hidden_size,
+        "intermediate_size": _number(metadata, f"{architecture}.feed_forward_length"),
+        "num_hidden_layers": _number(metadata, f"{architecture}.block_count"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": _number(
+            metadata, f"{architecture}.attention.head_count_kv", default=num_heads
+        ),
+        "head_dim": head_dim,
         "hidden_act": "silu",
-        "rms_norm_eps": values.get("attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": values.get("context_length"),
+        "rms_norm_eps": metadata.one(f"{architecture}.attention.layer_norm_rms_epsilon", float),
+        "max_position_embeddings": _number(metadata, f"{architecture}.context_length"),
+        "rope_parameters": _rope_parameters(source, architecture, head_dim),
         "tie_word_embeddings": "output.weight" not in source.tensors,
-        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
+        "bos_token_id": metadata.one("tokenizer.ggml.bos_token_id", int),
         "eos_token_id": _eos_token_ids(metadata),
     }
-    if settings["head_dim"] is None:
-        # Qwen3 means 128 where Hugging Face's file leaves it out; a GGUF file means the quotient.
-        hidden, heads = settings["hidden_size"], settings["num_attention_heads"]
-        if isinstance(hidden, int) and isinstance(heads, int) and heads:
-            settings["head_dim"] = hidden // heads
-    settings["rope_parameters"] = _rope_parameters(source, values, settings["head_dim"])
     return {key: value for key, value in settings.items() if value is not None}
 
 
-def _same_in_all_layers(key: str, value: Any) -> Any:
-    if not isinstance(value, list):
-        return value
-    if len(set(value)) != 1:
-        raise CheckpointError(f"{key} must be the same in all layers, got {value}")
-    return value[0]
+def _number(metadata: Metadata, key: str, default: int | None = None) -> int:
+    """Return a positive number, which some files write once for each layer."""
+    value = metadata.values.get(key, default)
+    each = value if isinstance(value, list) else [value]
+    if len(each) == 0 or each != each[:1] * len(each):
+        raise CheckpointError(f"{key} must be the same in all layers, got {value!r:.40}")
+    if not isinstance(each[0], int) or each[0] < 1:
+        raise CheckpointError(f"{key} must be a positive integer, got {each[0]!r:.40}")
+    return each[0]
 
 
-def _eos_token_ids(metadata: Mapping[str, Any]) -> int | list[int] | None:
+def _eos_token_ids(metadata: Metadata) -> list[int] | None:
     """Return the end of a text and, where the file tells it apart, the end of a turn."""
     keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-    ids = list(dict.fromkeys(metadata[key] for key in keys if key in metadata))
-    return ids[0] if len(ids) == 1 else ids or None
+    ids = [metadata.one(key, int) for key in keys]
+    return list(dict.fromkeys(item for item in ids if item is not None)) or None
 
 
-def _rope_parameters(
-    source: GGUFFile, values: Mapping[str, Any], head_dim: int | None
-) -> dict[str, Any]:
-    theta = values.get("rope.freq_base", 10000.0)
-    rotated = values.get("rope.dimension_count", head_dim)
-    if rotated != head_dim:
-        raise CheckpointError(f"rope.dimension_count must be the head's {head_dim}, got {rotated}")
-    kind = values.get("rope.scaling.type", "none")
+def _rope_parameters(source: GGUFFile, architecture: str, head_dim: int) -> dict[str, Any]:
+    metadata = source.metadata
+    for part in ("rope.dimension_count", "attention.value_length"):
+        size = metadata.values.get(f"{architecture}.{part}", head_dim)
+        if size != head_dim:
+            raise CheckpointError(
+                f"{architecture}.{part} must be the head's {head_dim}, got {size!r:.40}"
+            )
+    theta = metadata.one(f"{architecture}.rope.freq_base", float)
+    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": theta or 10000.0}
     if _ROPE_FACTORS in source.tensors:
-        return _llama3_parameters(source, theta, head_dim)
+        return _llama3_parameters(source, parameters["rope_theta"], head_dim)
+    kind = metadata.one(f"{architecture}.rope.scaling.type", str) or "none"
     if kind == "linear":
-        factor = values.get("rope.scaling.factor")
-        return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
+        factor = metadata.one(f"{architecture}.rope.scaling.factor", float)
+        return {**parameters, "rope_type": "linear", "factor": factor}
     if kind != "none":
-        raise CheckpointError(f"rope.scaling.type must be none or linear, got {kind!r}")
-    return {"rope_type": "default", "rope_theta": theta}
+        raise CheckpointError(
+            f"{architecture}.rope.scaling.type must be none or linear, got {kind!r}"
+        )
+    return parameters
 
 
-def _llama3_parameters(source: GGUFFile, theta: float, head_dim: int | None) -> dict[str, Any]:
+def _llama3_parameters(source: GGUFFile, theta: float, head_dim: int) -> dict[str, Any]:
     """Recover the parameters of Llama 3's stretching from the factors it led to.
 
     A GGUF file holds the quotient of each frequency, not what it was computed from. Every release
@@ -200,8 +201,8 @@ def _llama3_parameters(source: GGUFFile, theta: float, head_dim: int | None) -> 
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    if head_dim is not None and factors.shape == (head_dim // 2,):
-        rope = RopeParameters.from_huggingface(parameters)
+    if factors.shape == (head_dim // 2,):
+        rope = RopeParameters.from_huggingface({"rope_parameters": parameters})
         plain = inverse_frequencies(RopeParameters(rope.theta), head_dim)
         expected = (plain / inverse_frequencies(rope, head_dim)).numpy()
         if np.allclose(factors, expected, rtol=1e-5):

@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from kvruntime.errors import CheckpointError, MissingDependency
 
-__all__ = ["GGUFFile", "GGUFTensor"]
+__all__ = ["GGUFFile", "GGUFTensor", "Metadata"]
+
+_T = TypeVar("_T")
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -53,10 +55,32 @@ class GGUFTensor:
     num_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """The metadata of a GGUF file: `values` maps keys to Python values, arrays to lists."""
+
+    values: Mapping[str, Any]
+
+    def one(self, key: str, kind: type[_T]) -> _T | None:
+        """Return the value of `key`, or None; raise `CheckpointError` if it is not a `kind`."""
+        value = self.values.get(key)
+        if value is None or isinstance(value, kind):
+            return value
+        raise CheckpointError(f"{key} must be of type {kind.__name__}, got {value!r:.40}")
+
+    def many(self, key: str, kind: type[_T]) -> list[_T]:
+        """Return the list under `key`, or an empty one; raise if an item is not a `kind`."""
+        items = self.one(key, list) or []
+        for item in items:
+            if not isinstance(item, kind):
+                raise CheckpointError(f"{key} must hold {kind.__name__} only, got {item!r:.40}")
+        return items
+
+
 class GGUFFile:
     """A GGUF file, mapped into memory; opening it costs a walk over its metadata.
 
-    `metadata` maps keys to Python values, arrays to lists. `tensors` maps names to `GGUFTensor`.
+    `tensors` maps names to `GGUFTensor`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -80,9 +104,9 @@ class GGUFFile:
         if version not in _VERSIONS:
             raise CheckpointError(f"{path}: the GGUF version must be 2 or 3, got {version}")
         num_tensors, num_values = cursor.scalar(10), cursor.scalar(10)
-        self.metadata: Mapping[str, Any] = dict(cursor.key_value() for _ in range(num_values))
+        self.metadata = Metadata(dict(cursor.key_value() for _ in range(num_values)))
         entries = [cursor.tensor_entry() for _ in range(num_tensors)]
-        alignment = self.metadata.get("general.alignment", 32)
+        alignment = self.metadata.values.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:
             raise CheckpointError(f"{path}: general.alignment must be positive, got {alignment!r}")
         start = -(-cursor.position // alignment) * alignment
@@ -102,10 +126,12 @@ class GGUFFile:
         kind = self._gguf.GGMLQuantizationType(tensor.type_id)
         raw = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.offset)
         try:
-            values = self._gguf.dequantize(raw.reshape(*tensor.shape[:-1], -1), kind)
+            # The scales of a damaged block may be any bits, infinity included.
+            with np.errstate(all="ignore"):
+                values = self._gguf.dequantize(raw.reshape(*tensor.shape[:-1], -1), kind)
         except NotImplementedError as error:
             raise CheckpointError(
-                f"{self.path}: tensor {tensor.name} is stored as {kind.name}, "
+                f"{self.path}: tensor {tensor.name!r} is stored as {kind.name}, "
                 "which cannot be dequantised"
             ) from error
         return np.ascontiguousarray(values, dtype=np.float32).reshape(tensor.shape)
@@ -115,18 +141,18 @@ class GGUFFile:
             kind = self._gguf.GGMLQuantizationType(type_id)
         except ValueError as error:
             raise CheckpointError(
-                f"{self.path}: tensor {name} is of the unknown quantisation type {type_id}"
+                f"{self.path}: tensor {name!r} is of the unknown quantisation type {type_id}"
             ) from error
         block_size, block_bytes = self._gguf.GGML_QUANT_SIZES[kind]
         if shape[-1] % block_size:
             raise CheckpointError(
-                f"{self.path}: a row of tensor {name} must be a multiple of {block_size} values "
+                f"{self.path}: a row of tensor {name!r} must be a multiple of {block_size} values "
                 f"as {kind.name}, got {shape[-1]}"
             )
         num_bytes = prod(shape) // block_size * block_bytes
         if offset + num_bytes > len(self._data):
             raise CheckpointError(
-                f"{self.path} is truncated: tensor {name} ends at byte {offset + num_bytes}, "
+                f"{self.path} is truncated: tensor {name!r} ends at byte {offset + num_bytes}, "
                 f"the file at {len(self._data)}"
             )
         return GGUFTensor(name, shape, type_id, offset, num_bytes)
@@ -189,7 +215,7 @@ class _Cursor:
             return self.string()
         if type_id in _SCALARS:
             return self.scalar(type_id)
-        raise CheckpointError(f"{self._path}: {key} is of the unknown value type {type_id}")
+        raise CheckpointError(f"{self._path}: {key!r} is of the unknown value type {type_id}")
 
     def tensor_entry(self) -> tuple[str, tuple[int, ...], int, int]:
         """Read one row of the tensor table: name, shape, type and offset within the data."""
@@ -197,10 +223,10 @@ class _Cursor:
         num_dimensions = self.scalar(4)
         if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
             raise CheckpointError(
-                f"{self._path}: tensor {name} must have 1 to {_MAX_DIMENSIONS} dimensions, "
+                f"{self._path}: tensor {name!r} must have 1 to {_MAX_DIMENSIONS} dimensions, "
                 f"got {num_dimensions}"
             )
         innermost_first = self._scalars(10, num_dimensions)
         if not all(innermost_first):
-            raise CheckpointError(f"{self._path}: tensor {name} has an empty dimension")
+            raise CheckpointError(f"{self._path}: tensor {name!r} has an empty dimension")
         return name, tuple(reversed(innermost_first)), self.scalar(4), self.scalar(10)

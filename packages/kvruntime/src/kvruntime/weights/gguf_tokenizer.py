@@ -21,6 +21,7 @@ from tokenizers import (
 )
 
 from kvruntime.errors import CheckpointError
+from kvruntime.weights.gguf_file import Metadata
 
 __all__ = ["write_tokenizer"]
 
@@ -39,39 +40,35 @@ _GPT2 = ("gpt-2", "default")
 _SMOLLM = "smollm"
 
 
-def write_tokenizer(metadata: Mapping[str, Any], folder: Path) -> None:
+def write_tokenizer(metadata: Metadata, folder: Path) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json`.
 
     Raises:
         CheckpointError: the tokenizer is of a kind that is not supported, or not whole.
     """
-    model = metadata.get("tokenizer.ggml.model")
+    model = metadata.one("tokenizer.ggml.model", str)
     if model != "gpt2":
         raise CheckpointError(f"tokenizer.ggml.model must be gpt2 (byte-level BPE), got {model!r}")
-    tokens = metadata.get("tokenizer.ggml.tokens", [])
-    merges = [tuple(pair.split(" ")) for pair in metadata.get("tokenizer.ggml.merges", [])]
-    settings = _settings(metadata, tokens)
-    # What the file leaves out is the family's own habit.
-    pre = metadata.get("tokenizer.ggml.pre", "default")
-    settings["add_bos_token"] = bool(
-        metadata.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe")
-    )
+    tokens = metadata.many("tokenizer.ggml.tokens", str)
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if not tokens or len(vocabulary) != len(tokens):
         raise CheckpointError(
             "tokenizer.ggml.tokens must be distinct and at least one, "
             f"got {len(tokens)} with {len(vocabulary)} distinct"
         )
-    try:
-        bpe = models.BPE(vocabulary, merges, ignore_merges=pre == "llama-bpe")
-    except Exception as error:  # the library raises no narrower type
-        raise CheckpointError(f"the merges do not fit the vocabulary ({error})") from error
+    settings = _settings(metadata, tokens)
+    pre = metadata.one("tokenizer.ggml.pre", str) or "default"
+    add_bos = metadata.one("tokenizer.ggml.add_bos_token", bool)
+    # What the file leaves out is the family's own habit.
+    settings["add_bos_token"] = pre == "llama-bpe" if add_bos is None else add_bos
+    merges = _merges(metadata, vocabulary)
+    bpe = models.BPE(vocabulary, merges, ignore_merges=pre == "llama-bpe")
     tokenizer = Tokenizer(bpe)
     tokenizer.pre_tokenizer = _pre_tokenizer(pre)
     tokenizer.decoder = decoders.ByteLevel()
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
-    _add_tokens(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type", []))
+    _add_tokens(tokenizer, tokens, metadata.many("tokenizer.ggml.token_type", int))
     bos = settings.get("bos_token")
     if settings["add_bos_token"] and bos is not None:
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -79,6 +76,18 @@ def write_tokenizer(metadata: Mapping[str, Any], folder: Path) -> None:
         )
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
+
+
+def _merges(metadata: Metadata, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
+    merges = []
+    for text in metadata.many("tokenizer.ggml.merges", str):
+        left, _, right = text.partition(" ")
+        if left + right not in vocabulary or not {left, right} <= vocabulary.keys():
+            raise CheckpointError(
+                f"tokenizer.ggml.merges must be pairs of tokens that make a token, got {text!r}"
+            )
+        merges.append((left, right))
+    return merges
 
 
 def _pre_tokenizer(pre: str) -> pre_tokenizers.PreTokenizer:
@@ -109,23 +118,23 @@ def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> No
     )
 
 
-def _settings(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, Any]:
+def _settings(metadata: Metadata, tokens: list[str]) -> dict[str, Any]:
     """Return the contents of `tokenizer_config.json` but for `add_bos_token`."""
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
     }
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        token_id = metadata.one(f"tokenizer.ggml.{key}_token_id", int)
         if token_id is None:
             continue
-        if not isinstance(token_id, int) or not 0 <= token_id < len(tokens):
+        if not 0 <= token_id < len(tokens):
             raise CheckpointError(
                 f"tokenizer.ggml.{key}_token_id must be less than the {len(tokens)} tokens, "
                 f"got {token_id!r}"
             )
         settings[f"{name}_token"] = tokens[token_id]
-    template = metadata.get("tokenizer.chat_template")
+    template = metadata.one("tokenizer.chat_template", str)
     if template is not None:
         settings["chat_template"] = template
     return settings
