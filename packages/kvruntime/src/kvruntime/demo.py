@@ -17,7 +17,7 @@ SYSTEM = (
 )
 QUESTIONS = (
     "What is the capital of France?",
-    "Who wrote Romeo and Juliet?",
+    "What colour is a ripe banana?",
     "What does a page table do in an operating system?",
     "Which planet is the largest in our solar system?",
     "How many days are in a week?",
