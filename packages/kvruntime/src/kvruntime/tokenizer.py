@@ -123,7 +123,7 @@ class Tokenizer:
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
+        except Exception as error:  # a template is a program and may fail in any way
             raise InvalidRequest(
                 f"the chat template cannot render these messages: {error}"
             ) from error
@@ -149,11 +149,15 @@ def _read_chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None
     """Return the template from its own file, else from the settings, where it may be one of many."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{path} is not UTF-8 ({error})") from error
     template = settings.get("chat_template")
     if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template}
-        template = named.get("default")
+        named = [item for item in template if isinstance(item, dict)]
+        chosen = [item.get("template") for item in named if item.get("name") == "default"]
+        template = next(iter(chosen), None)
     return template if isinstance(template, str) else None
 
 
