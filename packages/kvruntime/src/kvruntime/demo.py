@@ -17,10 +17,10 @@ SYSTEM = (
 )
 QUESTIONS = (
     "What is the capital of France?",
-    "What colour is a ripe banana?",
     "What does a page table do in an operating system?",
     "Which planet is the largest in our solar system?",
-    "How many days are in a week?",
+    "What is the boiling point of water in degrees Celsius?",
+    "In which country is Tokyo?",
 )
 STORY = "The old lighthouse keeper opened the door and saw"
 

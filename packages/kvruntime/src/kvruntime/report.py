@@ -112,10 +112,10 @@ def show_stats(llm: LLM) -> None:
     )
     table.add_row("tail waste", f"{stats.tail_waste_slots:,}", "unused slots at that moment")
     table.add_row(
-        "contiguous reservation",
+        "contiguous slots instead",
         f"{stats.contiguous_slots:,}",
-        f"slots at {engine.max_model_len:,} a sample, {stats.contiguous_slots * mib:.1f} MiB"
-        + (f": {stats.contiguous_slots / paged_slots:.0f} times as much" if paged_slots else ""),
+        f"at {engine.max_model_len:,} a sample: {stats.contiguous_slots * mib:.1f} MiB"
+        + (f", {stats.contiguous_slots / paged_slots:.0f} times that" if paged_slots else ""),
     )
     table.add_row("blocks leaked", f"{stats.num_leaked_blocks:,}")
     console = _console()
