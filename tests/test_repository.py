@@ -1,6 +1,7 @@
 """What holds for the repository as a whole: versions, imports and names that agree."""
 
 import ast
+import doctest
 import importlib
 import re
 import sys
@@ -89,3 +90,7 @@ def test_dependencies_are_those_imported(package: str) -> None:
 def test_every_module_says_what_it_knows(package: str) -> None:
     for path in modules(package):
         assert ast.get_docstring(ast.parse(path.read_text("utf-8"))), path
+
+
+def test_the_readmes_example_runs() -> None:
+    assert doctest.testfile(str(ROOT / "README.md"), module_relative=False).failed == 0
