@@ -4,13 +4,7 @@ import pytest
 
 from kvblocks import BlockCopy, BlockManager, OutOfBlocks, Usage, When
 
-
-def filled(manager: BlockManager, seq_id: str, num_tokens: int, first_token: int = 0) -> None:
-    """Allocate, compute and commit a prompt of distinct tokens."""
-    manager.allocate(seq_id, range(first_token, first_token + num_tokens))
-    if todo := num_tokens - manager.num_computed_tokens(seq_id):
-        manager.append({seq_id: todo})
-    manager.commit(seq_id, num_tokens)
+from .helpers import filled
 
 
 def ref_counts(manager: BlockManager, *blocks: int) -> dict[int, int]:

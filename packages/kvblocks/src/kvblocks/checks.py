@@ -69,6 +69,17 @@ def check_index(pool: BlockPool, index: PrefixIndex) -> None:
             )
 
 
+def check_published(index: PrefixIndex, sequences: Mapping[SequenceId, Sequence]) -> None:
+    """Every full committed block of a sequence is found under the sequence's own tokens."""
+    for seq_id, seq in sequences.items():
+        num_full = seq.num_committed // seq.block_size
+        found = index.match(seq.root, seq.block_tokens(0, num_full))
+        _require(
+            found == seq.block_table[:num_full].tolist(),
+            f"sequence {seq_id!r} holds {num_full} full committed blocks, its tokens lead to {found}",
+        )
+
+
 def check_sequences(sequences: Mapping[SequenceId, Sequence]) -> None:
     """committed <= computed <= capacity, and every committed position has a known token id."""
     for seq_id, seq in sequences.items():

@@ -14,10 +14,7 @@
 Each also is the builtin that fits, so callers may catch either. A call that raises changes nothing.
 """
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from kvblocks.results import Verdict
+from kvblocks.results import Verdict
 
 
 class KVBlocksError(Exception):
@@ -27,8 +24,8 @@ class KVBlocksError(Exception):
 class OutOfBlocks(KVBlocksError, MemoryError):
     """The pool cannot serve the call now; `verdict` says when it could."""
 
-    def __init__(self, verdict: "Verdict") -> None:
-        super().__init__(str(verdict))
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict)
         self.verdict = verdict
 
 

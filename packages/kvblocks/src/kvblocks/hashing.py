@@ -25,15 +25,17 @@ _SALT = b"salt"
 
 
 def pack_tokens(tokens: Iterable[int]) -> array[int]:
-    """Pack token ids to uint32. O(n); `InvalidTokens` for what is no id.
+    """Pack token ids to uint32; each byte of `bytes` is one id. O(n); `InvalidTokens`.
 
     >>> pack_tokens([1, 2]).tolist()
     [1, 2]
     """
+    if isinstance(tokens, bytes | bytearray):
+        tokens = iter(tokens)  # array() would take them for machine words
     try:
         return array("I", tokens)
-    except OverflowError:
-        raise InvalidTokens("token ids must be in [0, 2**32)") from None
+    except OverflowError as error:
+        raise InvalidTokens(f"token ids must be in [0, 2**32): {error}") from None
     except TypeError as error:
         raise InvalidTokens(f"tokens must be an iterable of integers: {error}") from None
 
@@ -41,12 +43,14 @@ def pack_tokens(tokens: Iterable[int]) -> array[int]:
 def namespace_root(salt: str | None = None) -> bytes:
     """The root of a chain: content is shared only within one namespace.
 
-    No salt is None; "" is another salt.
+    No salt is None; "" is another salt. Any string is a salt, lone surrogates included.
 
     >>> namespace_root(None) == namespace_root("")
     False
     """
-    return sha256(_ROOT + (b"" if salt is None else _part(_SALT, salt.encode()))).digest()
+    return sha256(
+        _ROOT + (b"" if salt is None else _part(_SALT, salt.encode("utf-8", "surrogatepass")))
+    ).digest()
 
 
 def chain_hashes(root: bytes, blocks: Iterable[bytes]) -> list[bytes]:

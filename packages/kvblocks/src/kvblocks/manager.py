@@ -16,6 +16,7 @@ devices, models or time. One manager belongs to one thread.
 from __future__ import annotations
 
 import hashlib
+import operator
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -44,9 +45,8 @@ from kvblocks.results import (
     StepPlan,
     Usage,
     Verdict,
-    When,
 )
-from kvblocks.sequence import Sequence, Write, split_blocks
+from kvblocks.sequence import Sequence, Write, read_entry, split_blocks
 
 
 class _Prompt(NamedTuple):
@@ -74,14 +74,14 @@ class BlockManager:
     def __init__(
         self, num_blocks: int, block_size: int = 16, *, prefix_caching: bool = True
     ) -> None:
-        if num_blocks < 1:
-            raise InvalidConfig(f"num_blocks must be at least 1, got {num_blocks}")
-        if block_size < 1:
-            raise InvalidConfig(f"block_size must be at least 1, got {block_size}")
-        self.num_blocks = num_blocks
-        self.block_size = block_size
+        self.num_blocks = operator.index(num_blocks)
+        self.block_size = operator.index(block_size)
         self.prefix_caching = prefix_caching
-        self._pool = BlockPool(num_blocks)
+        if self.num_blocks < 1:
+            raise InvalidConfig(f"num_blocks must be at least 1, got {num_blocks}")
+        if self.block_size < 1:
+            raise InvalidConfig(f"block_size must be at least 1, got {block_size}")
+        self._pool = BlockPool(self.num_blocks)
         self._index = PrefixIndex(self._pool)
         self._sequences: dict[SequenceId, Sequence] = {}
         self._count: Counter[str] = Counter()
@@ -171,8 +171,8 @@ class BlockManager:
 
         O(len(tokens) + blocks). `SequenceExists`, `InvalidTokens`, `OutOfBlocks`.
         """
-        self._require_new(seq_id)
         prompt, cached = self._read_prompt(tokens, salt)
+        self._require_new(seq_id)
         num_tokens, num_cached = len(prompt.tokens), len(cached) * self.block_size
         self._serve(self._judge_allocation(num_tokens, cached))
 
@@ -185,7 +185,6 @@ class BlockManager:
             token_ids=prompt.tokens,
             num_committed=num_cached,
             num_computed=num_cached,
-            num_published=len(cached),
         )
         if self.prefix_caching:
             self._count["queried_tokens"] += num_tokens
@@ -227,13 +226,13 @@ class BlockManager:
         (equal content is stored once). O(blocks that became full).
         `UnknownSequence`, `InvalidTokens`, `InvalidLength`.
         """
+        num_tokens, packed = operator.index(num_tokens), pack_tokens(token_ids)
         sequence = self._get(seq_id)
         if not sequence.num_committed <= num_tokens <= sequence.num_computed:
             raise InvalidLength(
                 f"commit needs committed <= num_tokens <= computed, got "
                 f"{sequence.num_committed} <= {num_tokens} <= {sequence.num_computed}"
             )
-        packed = pack_tokens(token_ids)
         num_known = len(sequence.token_ids) + len(packed)
         if packed and num_known > sequence.num_computed:
             raise InvalidTokens(
@@ -245,16 +244,18 @@ class BlockManager:
                 f"committed positions need known token ids: {num_known} of {num_tokens} are known"
             )
         sequence.token_ids.extend(packed)
+        num_published = sequence.num_committed // self.block_size
         sequence.num_committed = num_tokens
         if self.prefix_caching:
-            self._publish(sequence)
+            self._publish(sequence, num_published)
 
     def truncate(self, seq_id: SequenceId, num_tokens: int) -> None:
         """Forget positions from `num_tokens` on, such as rejected drafts; surplus blocks go back.
 
-        O(blocks given back). `UnknownSequence`, `InvalidLength` unless committed <= num_tokens <=
-        computed.
+        What of a prompt was not scheduled yet is forgotten too, with its blocks. O(blocks given
+        back). `UnknownSequence`, `InvalidLength` unless committed <= num_tokens <= computed.
         """
+        num_tokens = operator.index(num_tokens)
         sequence = self._get(seq_id)
         if not sequence.num_committed <= num_tokens <= sequence.num_computed:
             raise InvalidLength(
@@ -271,10 +272,17 @@ class BlockManager:
     def fork(self, parent_id: SequenceId, child_id: SequenceId) -> None:
         """Make a sequence that shares all blocks of another; nothing is copied until one writes.
 
-        O(blocks of the parent). `UnknownSequence`, `SequenceExists`.
+        What is computed must be committed: positions in flight are nobody's to copy yet, and their
+        ids could still differ. O(blocks of the parent). `UnknownSequence`, `SequenceExists`,
+        `InvalidLength`.
         """
         parent = self._get(parent_id)
         self._require_new(child_id)
+        if parent.num_committed != parent.num_computed:
+            raise InvalidLength(
+                f"fork needs committed = computed, got {parent.num_committed} and "
+                f"{parent.num_computed}: commit or truncate first"
+            )
         self._sequences[child_id] = parent.fork()
         self._pool.acquire(parent.block_table)
         self._count["forks"] += 1
@@ -299,16 +307,18 @@ class BlockManager:
 
         O(blocks that were fenced). `InvalidStep`.
         """
-        self._pool.complete_step(step)
+        self._pool.complete_step(operator.index(step))
 
     # ── proof ────────────────────────────────────────────────────────────────────────────────
 
     def check(self) -> None:
-        """Prove the invariants, or raise `InvariantViolation` with numbers. O(pool + tables)."""
+        """Prove the invariants, or raise `InvariantViolation` with numbers. O(state)."""
         checks.check_pool(self._pool)
         checks.check_references(self._pool, self._sequences)
         checks.check_index(self._pool, self._index)
         checks.check_sequences(self._sequences)
+        if self.prefix_caching:
+            checks.check_published(self._index, self._sequences)
 
     def state_digest(self) -> str:
         """A digest of everything a caller could observe but the counter of refusals. O(state)."""
@@ -343,7 +353,7 @@ class BlockManager:
         """Pack a prompt and find the blocks that hold its cached prefix."""
         packed = pack_tokens(tokens)
         if not packed:
-            raise InvalidTokens("a prompt needs at least one token")
+            raise InvalidTokens("a prompt must have at least 1 token, got 0")
         prompt = _Prompt(packed, namespace_root(salt))
         if not self.prefix_caching:
             return prompt, []
@@ -354,9 +364,11 @@ class BlockManager:
 
     def _plan_writes(self, batch: Batch) -> dict[SequenceId, Write]:
         """Check a batch and find the blocks it needs, without changing anything."""
+        # All entries are read before anything is looked at: a generator may do anything.
+        entries = {seq_id: read_entry(entry) for seq_id, entry in batch.items()}
         writes: dict[SequenceId, Write] = {}
         given_up: Counter[int] = Counter()  # references that earlier entries of the batch drop
-        for seq_id, entry in batch.items():
+        for seq_id, entry in entries.items():
             write = self._get(seq_id).plan_write(
                 seq_id, entry, lambda block: self._pool.ref_counts[block] - given_up[block]
             )
@@ -366,25 +378,12 @@ class BlockManager:
 
     def _judge_allocation(self, num_tokens: int, cached: list[int]) -> Verdict:
         num_total = self._num_blocks_for(num_tokens)
-        return self._judge(num_total - len(cached), num_total, reused=frozenset(cached))
+        return self._pool.judge(num_total - len(cached), num_total, frozenset(cached))
 
     def _judge_append(self, writes: Mapping[SequenceId, Write]) -> Verdict:
         needed = sum(write.num_new_blocks for write in writes.values())
-        return self._judge(needed, max((write.num_blocks for write in writes.values()), default=0))
-
-    def _judge(
-        self, num_needed: int, num_total: int, reused: frozenset[int] = frozenset()
-    ) -> Verdict:
-        """Judge a need for new blocks besides `reused`, `num_total` in all for one sequence."""
-        evictable = len(self._pool.cached) - sum(block in self._pool.cached for block in reused)
-        available = len(self._pool.free) + evictable
-        if num_total > self.num_blocks:
-            return Verdict(When.NEVER, num_needed, available)
-        if num_needed <= available:
-            return Verdict(When.NOW, num_needed, available)
-        step = self._pool.first_fence(num_needed - available, reused)
-        when = When.LATER if step is None else When.AFTER_STEP
-        return Verdict(when, num_needed, available, step)
+        longest = max((write.num_blocks for write in writes.values()), default=0)
+        return self._pool.judge(needed, longest)
 
     def _serve(self, verdict: Verdict) -> None:
         if not verdict.is_now:
@@ -396,16 +395,14 @@ class BlockManager:
         self._index.evict(max(0, num_blocks - len(self._pool.free)))
         return self._pool.take(num_blocks)
 
-    def _publish(self, sequence: Sequence) -> None:
-        """Make blocks findable that became full, and adopt blocks of equal content."""
-        num_full = sequence.num_committed // self.block_size
-        start, table = sequence.num_published, sequence.block_table
+    def _publish(self, sequence: Sequence, start: int) -> None:
+        """Make blocks findable that became full, from `start` on; adopt blocks of equal content."""
+        table, num_full = sequence.block_table, sequence.num_committed // self.block_size
         for index, tokens in enumerate(sequence.block_tokens(start, num_full), start):
             own = table[index]
             found = self._index.publish(table[index - 1] if index else sequence.root, tokens, own)
             if found != own:
-                self._pool.acquire((found,))
                 table[index] = found
                 self._pool.release((own,), sequence.last_step)
+                self._pool.acquire((found,))
                 self._count["merged_blocks"] += 1
-        sequence.num_published = num_full

@@ -10,10 +10,12 @@ reads or writes them. Cached blocks are unreferenced, but hold content that the 
 Knows ids, reference counts and steps. Does not know tokens, tables or why a block is kept.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
 from kvblocks.errors import InvalidStep
+from kvblocks.results import Verdict, When
 
 
 class BlockPool:
@@ -26,7 +28,9 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.ref_counts = [0] * num_blocks
         self.free = list(range(num_blocks - 1, -1, -1))  # a stack: the last is handed out next
-        self.cached: dict[int, None] = {}  # in the order in which they were given up
+        # In the order in which they were given up. No plain dict: to find its first item, that
+        # walks over all that were deleted before.
+        self.cached: OrderedDict[int, None] = OrderedDict()
         self.fenced: dict[int, dict[int, None]] = {}  # step -> blocks, in the same order
         self.keyed: set[int] = set()  # blocks with content worth keeping, whatever their state
         self.step = 0  # the newest step begun
@@ -79,11 +83,12 @@ class BlockPool:
         """Mark a held block as worth keeping: once given up it is cached, not free."""
         self.keyed.add(block)
 
-    def drop(self, block: int) -> None:
-        """Turn a cached block into a free one."""
-        del self.cached[block]
+    def drop_oldest(self) -> int:
+        """Turn the cached block that was given up longest ago into a free one, and return it."""
+        block, _ = self.cached.popitem(last=False)
         self.keyed.remove(block)
         self.free.append(block)
+        return block
 
     def begin_step(self) -> int:
         """Open the next step and return its number."""
@@ -102,13 +107,25 @@ class BlockPool:
             for block in self.fenced.pop(fence):
                 self._settle(block)
 
-    def first_fence(self, num_blocks: int, reused: AbstractSet[int]) -> int | None:
-        """The earliest open step whose completion yields `num_blocks` besides `reused`, or None."""
+    def judge(
+        self, num_needed: int, num_total: int, reused: AbstractSet[int] = frozenset()
+    ) -> Verdict:
+        """Judge a need for blocks besides `reused`, `num_total` in all for one sequence.
+
+        O(reused + open steps), and O(fenced) if it cannot be served now.
+        """
+        evictable = len(self.cached) - sum(block in self.cached for block in reused)
+        available = len(self.free) + evictable
+        if num_total > self.num_blocks:
+            return Verdict(When.NEVER, num_needed, available)
+        if num_needed <= available:
+            return Verdict(When.NOW, num_needed, available)
+        within_reach = available
         for step in sorted(self.fenced):
-            num_blocks -= len(self.fenced[step].keys() - reused)
-            if num_blocks <= 0:
-                return step
-        return None
+            within_reach += len(self.fenced[step].keys() - reused)
+            if num_needed <= within_reach:
+                return Verdict(When.AFTER_STEP, num_needed, available, step)
+        return Verdict(When.LATER, num_needed, available)
 
     def _hold(self, num_blocks: int) -> None:
         self.num_held += num_blocks

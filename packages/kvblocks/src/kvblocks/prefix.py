@@ -53,9 +53,8 @@ class PrefixIndex:
         never has a cached child: eviction is leaf-first.
         """
         for _ in range(num_blocks):
-            block = next(iter(self._pool.cached))
+            block = self._pool.drop_oldest()
             del self._block_of[self._key_of.pop(block)]
-            self._pool.drop(block)
         self.num_evicted += num_blocks
 
     def items(self) -> Iterable[tuple[int, tuple[Parent, bytes]]]:

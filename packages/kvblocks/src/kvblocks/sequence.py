@@ -10,6 +10,7 @@ Knows its own table and tokens. Does not know the pool: it is told reference cou
 
 from __future__ import annotations
 
+import operator
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -41,7 +42,6 @@ class Sequence:
     token_ids: array[int]
     num_committed: int
     num_computed: int
-    num_published: int  # leading blocks that the content index has seen
     last_step: int = 0
 
     @property
@@ -58,7 +58,7 @@ class Sequence:
         return min(max(self.num_computed - index * self.block_size, 0), self.block_size)
 
     def plan_write(
-        self, seq_id: SequenceId, entry: Iterable[int] | int, ref_count: Callable[[int], int]
+        self, seq_id: SequenceId, entry: array[int] | int, ref_count: Callable[[int], int]
     ) -> Write:
         """Check a write of the next positions and find the blocks it needs; changes nothing."""
         num_tokens, new_tokens = self._read_entry(seq_id, entry)
@@ -105,13 +105,12 @@ class Sequence:
             self, block_table=self.block_table[:], token_ids=self.token_ids[:], last_step=0
         )
 
-    def _read_entry(self, seq_id: SequenceId, entry: Iterable[int] | int) -> tuple[int, array[int]]:
+    def _read_entry(self, seq_id: SequenceId, entry: array[int] | int) -> tuple[int, array[int]]:
         """The number of positions that an entry schedules, and the token ids that are news."""
         if isinstance(entry, int):
             num_tokens, packed = entry, array("I")
         else:
-            packed = pack_tokens(entry)
-            num_tokens = len(packed)
+            num_tokens, packed = len(entry), entry
         if num_tokens < 1:
             raise InvalidLength(
                 f"sequence {seq_id!r} must append at least 1 token, got {num_tokens}"
@@ -124,11 +123,17 @@ class Sequence:
             )
         known = self.token_ids[start : start + len(packed)]
         if packed[: len(known)] != known:
+            at = next(i for i, token in enumerate(known) if token != packed[i])
             raise InvalidTokens(
-                f"sequence {seq_id!r} holds other token ids at positions "
-                f"{start}..{start + len(known) - 1}"
+                f"token ids must agree with the known ones: sequence {seq_id!r} has {known[at]} "
+                f"at position {start + at}, got {packed[at]}"
             )
         return num_tokens, packed[len(known) :]
+
+
+def read_entry(entry: Iterable[int] | int) -> array[int] | int:
+    """One entry of a batch: packed token ids, or a count."""
+    return pack_tokens(entry) if isinstance(entry, Iterable) else operator.index(entry)
 
 
 def split_blocks(tokens: array[int], block_size: int, start: int, stop: int) -> Iterator[bytes]:

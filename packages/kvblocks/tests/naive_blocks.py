@@ -1,0 +1,135 @@
+"""The naive model of blocks: dicts and sets, looked through from one end to the other.
+
+A history is a number: the node of a tree that grows by one token at a time, so two positions hold
+the same KV exactly if their nodes are equal.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from kvblocks import Verdict, When
+
+GARBAGE = -1
+
+
+class Histories:
+    """The tree of all histories."""
+
+    def __init__(self) -> None:
+        self.children: dict[tuple[int, object], int] = {}
+        self.hashes: dict[int, bytes] = {}
+
+    def root(self, salt: str | None) -> int:
+        return self.step(-2, ("salt", salt))
+
+    def step(self, node: int, token: object) -> int:
+        return self.children.setdefault((node, token), len(self.children))
+
+    def walk(self, salt: str | None, tokens: list[int]) -> list[int]:
+        nodes = [self.root(salt)]
+        for token in tokens:
+            nodes.append(self.step(nodes[-1], token))
+        return nodes[1:]
+
+
+@dataclass
+class Seq:
+    """What the engine knows of a sequence. `tokens` are true, `num_known` of them were told."""
+
+    salt: str | None
+    tokens: list[int]
+    nodes: list[int]
+    table: list[int]
+    num_known: int
+    computed: int
+    committed: int
+    last_step: int = 0
+    flights: list[list[int]] = field(default_factory=list)  # step, first position, first copied one
+
+    @property
+    def settled(self) -> int:
+        """Positions written by completed steps."""
+        return min([self.computed, *(start for _, start, _ in self.flights)])
+
+    @property
+    def readable(self) -> int:
+        """Positions that can be read through today's table before the open steps run."""
+        return min([self.settled, *(copied for _, _, copied in self.flights)])
+
+
+class NaiveBlocks:
+    """Who holds which block, which content is where, and what may be handed out."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.n, self.size = num_blocks, block_size
+        self.tree = Histories()
+        self.slots = [GARBAGE] * (num_blocks * block_size)
+        self.seqs: dict[int, Seq] = {}
+        self.past: deque[Seq] = deque(maxlen=4)  # freed not long ago
+        self.present: dict[int, int] = {}  # node at the end of a full block -> block
+        self.parent_of: dict[int, int] = {}  # such a node -> that of the block before
+        self.fence: dict[int, int] = {}  # block -> newest step of a holder that gave it up
+        self.given_up: dict[int, int] = {}  # block -> time
+        self.time = 0
+        self.step = self.completed = 0
+
+    def num_holders(self, block: int) -> int:
+        return sum(block in seq.table for seq in self.seqs.values())
+
+    def states(self) -> dict[str, set[int]]:
+        held = {block for seq in self.seqs.values() for block in seq.table}
+        kept = set(self.present.values())
+        rest = set(range(self.n)) - held
+        fenced = {b for b in rest if self.fence.get(b, 0) > self.completed}
+        return {
+            "held": held,
+            "fenced": fenced,
+            "cached": (rest - fenced) & kept,
+            "free": rest - fenced - kept,
+        }
+
+    def give_up(self, blocks: list[int], last_step: int) -> None:
+        for block in blocks:
+            self.fence[block] = max(self.fence.get(block, 0), last_step)
+            self.time += 1
+            self.given_up[block] = self.time
+
+    def evict_naively(self) -> int:
+        """Forget the cached block without cached children that was given up longest ago."""
+        cached = self.states()["cached"]
+        parents = {self.parent_of[node] for node in self.present}
+        leaves = [node for node, b in self.present.items() if b in cached and node not in parents]
+        victim = min(leaves, key=lambda node: self.given_up[self.present[node]])
+        return self.present.pop(victim)
+
+    def expect_handed_out(self, blocks: list[int]) -> None:
+        """New blocks are free ones; only when these are used up, the right cached ones."""
+        free = self.states()["free"]
+        if len(blocks) > len(free):
+            free |= {self.evict_naively() for _ in range(len(blocks) - len(free))}
+            assert set(blocks) == free
+        assert set(blocks) <= free
+        assert len(set(blocks)) == len(blocks)
+        for block in blocks:
+            self.slots[block * self.size : (block + 1) * self.size] = [GARBAGE] * self.size
+
+    def match_naively(self, nodes: list[int]) -> list[int]:
+        found: list[int] = []
+        for end in range(self.size, len(nodes), self.size):
+            if nodes[end - 1] not in self.present:
+                break
+            found.append(self.present[nodes[end - 1]])
+        return found
+
+    def judge(self, num_needed: int, longest: int, hits: list[int]) -> Verdict:
+        states = self.states()
+        available = len(states["free"] | states["cached"] - set(hits))
+        if longest > self.n:
+            return Verdict(When.NEVER, num_needed, available)
+        if num_needed <= available:
+            return Verdict(When.NOW, num_needed, available)
+        for step in range(self.completed + 1, self.step + 1):
+            back = {b for b in states["fenced"] - set(hits) if self.fence[b] <= step}
+            if num_needed <= available + len(back):
+                return Verdict(When.AFTER_STEP, num_needed, available, step)
+        return Verdict(When.LATER, num_needed, available)

@@ -1,0 +1,408 @@
+"""An engine and its device, simulated on top of the naive blocks, that use a real manager.
+
+The engine knows the true history of each sequence, and asks for what a real one would; the device
+executes copies and writes as late or as early as it could. Each answer is compared with the naive
+one, and what each slot of the device holds with what must be there.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from kvblocks import (
+    BlockManager,
+    InvalidLength,
+    InvalidTokens,
+    KVBlocksError,
+    OutOfBlocks,
+    UnknownSequence,
+    Verdict,
+    When,
+)
+
+from .naive_blocks import GARBAGE, NaiveBlocks, Seq
+
+SALTS = (None, "", "x")
+
+
+@dataclass
+class Launch:
+    """What one step was told to do; the device may do it at any time until it completes."""
+
+    copies: list[tuple[int, int, int]] = field(default_factory=list)
+    # sequence, position, slot, node
+    writes: list[tuple[Seq, int, int, int]] = field(default_factory=list)
+    # sequence, table, nodes
+    reads: list[tuple[Seq, list[int], list[int]]] = field(default_factory=list)
+
+
+class Engine(NaiveBlocks):
+    """A manager, the engine that uses it, its device, and what must be true."""
+
+    def __init__(self, seed: int, num_blocks: int, block_size: int, *, caching: bool) -> None:
+        super().__init__(num_blocks, block_size)
+        self.rng = random.Random(seed)  # noqa: S311 -- replayable, not secret
+        self.caching = caching
+        self.manager = BlockManager(num_blocks, block_size, prefix_caching=caching)
+        self.names = 0
+        self.launches: dict[int, Launch] = {}
+
+    # ── the device ───────────────────────────────────────────────────────────────────────────
+
+    def run(self, launch: Launch) -> None:
+        for source, destination, n in launch.copies:
+            start, to = source * self.size, destination * self.size
+            self.slots[to : to + n] = self.slots[start : start + n]
+        for _, _, slot, node in launch.writes:
+            self.slots[slot] = node
+        for _, table, nodes in launch.reads:
+            assert self.read(table, len(nodes)) == nodes, "a step read another history"
+        launch.copies, launch.writes, launch.reads = [], [], []
+
+    def read(self, table: list[int], n: int) -> list[int]:
+        return [self.slots[table[p // self.size] * self.size + p % self.size] for p in range(n)]
+
+    # ── what an engine does ──────────────────────────────────────────────────────────────────
+
+    def refuse(self, call: Callable[[], object], *errors: type[BaseException]) -> BaseException:
+        before = self.manager.state_digest()
+        with pytest.raises(errors) as caught:
+            call()
+        assert self.manager.state_digest() == before
+        return caught.value
+
+    def expect_refusal(self, call: Callable[[], object], verdict: Verdict) -> None:
+        error = self.refuse(call, OutOfBlocks)
+        assert isinstance(error, OutOfBlocks)
+        assert error.verdict == verdict
+
+    def some_tokens(self, most: int) -> list[int]:
+        return [self.rng.randrange(2) for _ in range(self.rng.randint(1, most))]
+
+    def some_prompt(self) -> tuple[str | None, list[int]]:
+        """A prompt that often continues, cuts or repeats one that is there."""
+        known = [*self.seqs.values(), *self.past]
+        if known and self.often():
+            seq = self.rng.choice(known)
+            salt = seq.salt if self.often() else self.rng.choice(SALTS)
+            cut = self.rng.randint(0, len(seq.tokens))
+            return salt, seq.tokens[:cut] + self.some_tokens(self.size + 1)
+        return self.rng.choice(SALTS), self.some_tokens(3 * self.size + 2)
+
+    def allocate(self) -> None:
+        salt, tokens = self.some_prompt()
+        nodes = self.tree.walk(salt, tokens)
+        hits = self.match_naively(nodes) if self.caching else []
+        total = self.num_blocks_for(len(tokens))
+        verdict = self.judge(total - len(hits), total, hits)
+        match = self.manager.match(tokens, salt=salt)
+        assert (list(match.block_ids), match.num_tokens) == (hits, len(hits) * self.size)
+        assert match.num_tokens < len(tokens)
+        assert self.manager.can_allocate(tokens, salt=salt) == verdict
+        self.names += 1
+        name = self.names
+        if not verdict.is_now:
+            self.expect_refusal(lambda: self.manager.allocate(name, tokens, salt=salt), verdict)
+            return
+        allocation = self.manager.allocate(name, iter(tokens), salt=salt)
+        table, cached = list(allocation.block_ids), len(hits) * self.size
+        assert table[: len(hits)] == hits
+        assert allocation.num_new_blocks == total - len(hits) == len(table) - len(hits)
+        assert allocation.num_cached_tokens == cached
+        seq = Seq(salt, tokens, nodes, table[: len(hits)], len(tokens), cached, cached)
+        self.seqs[name] = seq
+        self.expect_handed_out(table[len(hits) :])
+        seq.table = table
+
+    def some_lengths(self) -> dict[int, int]:
+        names = self.rng.sample(list(self.seqs), self.rng.randint(1, len(self.seqs)))
+        most = 2 * self.size + 1
+        return {name: self.rng.choice((1, 1, 2, self.rng.randint(1, most))) for name in names}
+
+    def as_batch(self, lengths: dict[int, int]) -> dict[int, list[int] | int]:
+        """Token ids where they are known or known by now, else counts; the truth grows along."""
+        batch: dict[int, list[int] | int] = {}
+        for name, n in lengths.items():
+            seq = self.seqs[name]
+            while len(seq.tokens) < seq.computed + n:
+                seq.tokens.append(self.rng.randrange(2))
+                end = seq.nodes[-1] if seq.nodes else self.tree.root(seq.salt)
+                seq.nodes.append(self.tree.step(end, seq.tokens[-1]))
+            ids = seq.tokens[seq.computed : seq.computed + n]
+            batch[name] = n if seq.computed > seq.num_known or self.rng.random() < 0.5 else ids
+        return batch
+
+    def plan_naively(self, lengths: dict[int, int]) -> dict[int, list[int]]:
+        """The table indices that each entry replaces: what others still hold when its turn comes."""
+        holders = {b: self.num_holders(b) for b in range(self.n)}
+        plans: dict[int, list[int]] = {}
+        for name, n in lengths.items():
+            seq = self.seqs[name]
+            indices = range(seq.computed // self.size, self.num_blocks_for(seq.computed + n))
+            plans[name] = [i for i in indices if i < len(seq.table) and holders[seq.table[i]] > 1]
+            for i in plans[name]:
+                holders[seq.table[i]] -= 1
+        return plans
+
+    def append(self, lengths: dict[int, int] | None = None) -> None:
+        lengths = lengths or self.some_lengths()
+        batch = self.as_batch(lengths)
+        plans = self.plan_naively(lengths)
+        grown = {
+            name: max(len(self.seqs[name].table), self.num_blocks_for(self.seqs[name].computed + n))
+            for name, n in lengths.items()
+        }
+        num_new = {
+            name: len(plans[name]) + grown[name] - len(self.seqs[name].table) for name in grown
+        }
+        verdict = self.judge(sum(num_new.values()), max(grown.values()), [])
+        assert self.manager.can_append(batch) == verdict
+        if not verdict.is_now:
+            self.expect_refusal(lambda: self.manager.append(batch), verdict)
+            if verdict.when is not When.AFTER_STEP:
+                self.free()
+            return
+        plan = self.manager.append(
+            {name: v if isinstance(v, int) else iter(v) for name, v in batch.items()}
+        )
+        launch = self.launches[self.step] if self.is_open else Launch()
+        slots, num_copies = iter(plan.slot_mapping), len(launch.copies)
+        assert plan.new_blocks.keys() == {name for name, n in num_new.items() if n}
+        for name, entry in batch.items():
+            new = list(plan.new_blocks.get(name, ()))
+            assert len(new) == num_new[name]
+            seq = self.seqs[name]
+            self.change_table(launch, seq, plans[name], new)
+            self.schedule(launch, seq, lengths[name], slots)
+            if not isinstance(entry, int):
+                seq.num_known = max(seq.num_known, seq.computed)
+        assert next(slots, None) is None
+        copies = launch.copies[num_copies:]
+        assert [tuple(copy) for copy in plan.copies] == copies
+        assert {c[0] for c in copies}.isdisjoint(c[1] for c in copies)
+        if not self.is_open:
+            self.run(launch)
+
+    def change_table(self, launch: Launch, seq: Seq, replaced: list[int], new: list[int]) -> None:
+        self.expect_handed_out(new)
+        if self.is_open:
+            seq.last_step = self.step
+            first = min([seq.computed, *(i * self.size for i in replaced)])
+            seq.flights.append([self.step, seq.computed, first])
+        for i in replaced:
+            block = new.pop(0)
+            num_valid = min(self.size, seq.computed - i * self.size)
+            if num_valid > 0:
+                launch.copies.append((seq.table[i], block, num_valid))
+            source, seq.table[i] = seq.table[i], block
+            self.give_up([source], seq.last_step)
+        seq.table += new
+
+    def schedule(self, launch: Launch, seq: Seq, n: int, slots: Iterator[int]) -> None:
+        kept, fenced = set(self.present.values()), self.states()["fenced"]
+        for position in range(seq.computed, seq.computed + n):
+            slot = next(slots)
+            block = seq.table[position // self.size]
+            assert slot == block * self.size + position % self.size
+            assert self.num_holders(block) == 1, "a shared block is written"
+            assert block not in kept, "an indexed block is written"
+            assert block not in fenced, "a fenced block is written"
+            launch.writes.append((seq, position, slot, seq.nodes[position]))
+        seq.computed += n
+        launch.reads.append((seq, list(seq.table), seq.nodes[: seq.computed]))
+
+    def commit(self) -> None:
+        name, seq = self.some_sequence()
+        n = seq.settled if self.often() else self.rng.randint(seq.committed, seq.settled)
+        stop = seq.computed
+        if seq.num_known < seq.computed and not self.often():
+            stop = self.rng.randint(max(n, seq.num_known), seq.computed)
+        late = seq.tokens[seq.num_known : stop]
+        self.manager.commit(name, n, iter(late))
+        if self.caching:
+            for i in range(seq.committed // self.size, n // self.size):
+                node, own = seq.nodes[(i + 1) * self.size - 1], seq.table[i]
+                found = self.present.setdefault(node, own)
+                self.parent_of[node] = seq.nodes[i * self.size - 1] if i else GARBAGE
+                if found != own:
+                    seq.table[i] = found
+                    self.give_up([own], seq.last_step)
+        seq.num_known += len(late)
+        seq.committed = n
+
+    def truncate(self) -> None:
+        name, seq = self.some_sequence()
+        n = self.rng.randint(seq.committed, seq.computed)
+        self.manager.truncate(name, n)
+        keep = self.num_blocks_for(n)
+        surplus = seq.table[keep:]
+        del seq.table[keep:], seq.tokens[n:], seq.nodes[n:]
+        self.give_up(surplus[::-1], seq.last_step)
+        seq.num_known, seq.computed = min(seq.num_known, n), n
+        for flight in seq.flights:
+            flight[1] = min(flight[1], n)
+        if self.is_open:  # the step is still being planned: it writes less now
+            launch = self.launches[self.step]
+            launch.writes = [w for w in launch.writes if w[0] is not seq or w[1] < n]
+            launch.reads = [
+                (s, table, nodes[:n] if s is seq else nodes) for s, table, nodes in launch.reads
+            ]
+
+    def fork(self) -> None:
+        name, seq = self.some_sequence()
+        self.names += 1
+        child = self.names
+        if seq.committed != seq.computed:
+            self.refuse(lambda: self.manager.fork(name, child), InvalidLength)
+            return
+        self.manager.fork(name, child)
+        self.seqs[child] = Seq(
+            seq.salt,
+            seq.tokens[: seq.num_known],
+            seq.nodes[: seq.num_known],
+            list(seq.table),
+            seq.num_known,
+            seq.computed,
+            seq.committed,
+            flights=[list(flight) for flight in seq.flights],
+        )
+        if self.often():
+            self.append({name: 1, child: 1})
+
+    def free(self) -> None:
+        name, seq = self.some_sequence()
+        self.manager.free(name)
+        self.past.append(self.seqs.pop(name))
+        self.give_up(seq.table[::-1], seq.last_step)
+
+    def begin(self) -> None:
+        if self.step - self.completed == 3:
+            return
+        if self.is_open and self.often():
+            self.run_up_to(self.step)
+        self.step += 1
+        assert self.manager.begin_step() == self.step
+        self.launches[self.step] = Launch()
+
+    def run_up_to(self, step: int) -> None:
+        for number in range(self.completed + 1, step + 1):
+            self.run(self.launches[number])
+
+    def complete(self) -> None:
+        if not self.is_open:
+            return
+        step = self.step if self.often() else self.rng.randint(self.completed + 1, self.step)
+        self.run_up_to(step)
+        waiting = self.states()["fenced"]
+        self.manager.complete_step(step)
+        self.completed = step
+        done = [b for b in waiting if self.fence[b] <= step]
+        for block in sorted(done, key=lambda b: (self.fence[b], self.given_up[b])):
+            self.time += 1
+            self.given_up[block] = self.time
+        for seq in self.seqs.values():
+            seq.flights = [flight for flight in seq.flights if flight[0] > step]
+
+    @property
+    def is_open(self) -> bool:
+        return self.step > self.completed
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.size)
+
+    def often(self) -> bool:
+        return self.rng.random() < 0.7
+
+    def some_sequence(self) -> tuple[int, Seq]:
+        return self.rng.choice(list(self.seqs.items()))
+
+    def misuse(self) -> None:
+        """A call that must fail, whatever the state, and leave no trace."""
+        m = self.manager
+        calls: list[tuple[Callable[[], object], type[BaseException]]] = [
+            (lambda: m.free("none"), UnknownSequence),
+            (lambda: m.fork("none", "child"), UnknownSequence),
+            (lambda: m.allocate("new", [0, -1]), InvalidTokens),
+            (lambda: m.allocate("new", interrupted([0, 1])), ZeroDivisionError),
+            (lambda: m.complete_step(self.step + 1), ValueError),
+        ]
+        if self.seqs:
+            name, seq = self.some_sequence()
+            everyone: dict[object, int] = dict.fromkeys(self.seqs, 1)
+            other = 1 - seq.tokens[seq.computed] if seq.computed < seq.num_known else -1
+            calls += [
+                (lambda: m.allocate(name, [0]), KVBlocksError),
+                (lambda: m.fork(name, name), KVBlocksError),
+                (lambda: m.commit(name, seq.computed + 1), InvalidLength),
+                (lambda: m.commit(name, seq.committed - 1), InvalidLength),
+                (lambda: m.commit(name, seq.computed, interrupted([])), ZeroDivisionError),
+                (lambda: m.commit(name, seq.computed, [0] * self.n * self.size * 9), InvalidTokens),
+                (lambda: m.truncate(name, seq.committed - 1), InvalidLength),
+                (lambda: m.truncate(name, seq.computed + 1), InvalidLength),
+                (lambda: m.append({**everyone, name: [other]}), InvalidTokens),
+                (lambda: m.append({**everyone, name: []}), InvalidLength),
+                (lambda: m.append({**everyone, "none": 1}), UnknownSequence),
+                (lambda: m.append({**everyone, name: interrupted([])}), ZeroDivisionError),
+                (lambda: m.append({**everyone, name: 10**12}), OutOfBlocks),
+            ]
+        self.refuse(*self.rng.choice(calls))
+
+    # ── what must be true ────────────────────────────────────────────────────────────────────
+
+    def verify(self) -> None:
+        self.manager.check()
+        stats, states = self.manager.stats(), self.states()
+        assert {
+            "held": stats.num_held_blocks,
+            "fenced": stats.num_fenced_blocks,
+            "cached": stats.num_cached_blocks,
+            "free": stats.num_free_blocks,
+        } == {name: len(blocks) for name, blocks in states.items()}
+        for name, seq in self.seqs.items():
+            assert self.manager.block_table(name).tolist() == seq.table
+            n = seq.readable
+            assert self.read(seq.table, n) == seq.nodes[:n], "a sequence reads another history"
+
+    def verify_rarely(self) -> None:
+        for block in range(self.n):
+            assert self.manager.ref_count(block) == self.num_holders(block)
+        for name, seq in self.seqs.items():
+            assert self.manager.num_computed_tokens(name) == seq.computed
+            assert self.manager.num_committed_tokens(name) == seq.committed
+            for i, digest in enumerate(self.manager.block_hashes(name)):
+                node = seq.nodes[(i + 1) * self.size - 1]
+                assert self.tree.hashes.setdefault(node, digest) == digest
+        assert len(set(self.tree.hashes.values())) == len(self.tree.hashes)
+        stored = {
+            b * self.size + p % self.size
+            for seq in self.seqs.values()
+            for p in range(seq.computed)
+            for b in [seq.table[p // self.size]]
+        }
+        assert self.manager.usage().num_stored_tokens == len(stored)
+
+    def operate(self) -> None:
+        operations: list[tuple[Callable[[], None], int]] = [
+            (self.allocate, 4),
+            (self.begin, 4),
+            (self.complete, 4),
+            (self.misuse, 1),
+        ]
+        if self.seqs:
+            crowd = len(self.seqs) > 5
+            operations += [
+                (self.append, 8),
+                (self.commit, 14),
+                (self.truncate, 2),
+                (self.fork, 2 if crowd else 6),
+                (self.free, 9 if crowd else 2),
+            ]
+        choices, weights = zip(*operations, strict=True)
+        self.rng.choices(choices, weights)[0]()
+
+
+def interrupted(tokens: list[int]) -> Iterator[int]:
+    yield from tokens
+    raise ZeroDivisionError

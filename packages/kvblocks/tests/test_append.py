@@ -1,0 +1,422 @@
+"""The step protocol: what append plans, what commit takes, what truncate and fork leave."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvblocks import (
+    BlockCopy,
+    BlockManager,
+    InvalidLength,
+    InvalidTokens,
+    OutOfBlocks,
+    StepPlan,
+    UnknownSequence,
+    When,
+)
+
+from .helpers import filled, refused
+
+
+@pytest.fixture
+def manager() -> BlockManager:
+    """A of 6 tokens in blocks 0 and 1, B of 3 in block 2, of 8 blocks of 4."""
+    manager = BlockManager(8, 4)
+    filled(manager, "A", 6)
+    filled(manager, "B", 3, first_token=100)
+    return manager
+
+
+# ── what is planned ──────────────────────────────────────────────────────────────────────────
+
+
+def test_slots_follow_the_order_of_the_batch(manager: BlockManager) -> None:
+    assert manager.append({"B": [1], "A": [2, 3]}).slot_mapping.tolist() == [11, 6, 7]
+
+
+def test_slots_cross_a_block_boundary(manager: BlockManager) -> None:
+    plan = manager.append({"A": [1, 2, 3, 4]})
+    assert plan.slot_mapping.tolist() == [6, 7, 12, 13]
+    assert plan.new_blocks == {"A": (3,)}
+
+
+def test_slots_are_int64_and_tables_int32(manager: BlockManager) -> None:
+    assert manager.append({"A": 1}).slot_mapping.itemsize == 8
+    assert manager.block_table("A").itemsize == 4
+
+
+def test_a_block_is_taken_only_past_capacity(manager: BlockManager) -> None:
+    assert manager.append({"A": 2}).new_blocks == {}
+    assert manager.append({"A": 1}).new_blocks == {"A": (3,)}
+
+
+def test_a_prompt_can_be_appended_in_chunks() -> None:
+    manager = BlockManager(4, 4)
+    manager.allocate("A", range(10))
+    chunks = [manager.append({"A": n}) for n in (3, 5, 2)]
+    assert [slot for plan in chunks for slot in plan.slot_mapping] == list(range(10))
+    assert not any(plan.new_blocks for plan in chunks)
+
+
+def test_an_empty_batch_is_an_empty_plan(manager: BlockManager) -> None:
+    assert manager.can_append({}).is_now
+    assert manager.append({}) == StepPlan()
+
+
+def test_a_block_table_is_a_copy(manager: BlockManager) -> None:
+    manager.block_table("A")[0] = 7
+    assert manager.block_table("A").tolist() == [0, 1]
+
+
+def test_a_view_of_a_block_table_does_not_lock_the_manager(manager: BlockManager) -> None:
+    with memoryview(manager.block_table("A")):
+        manager.append({"A": 3})
+
+
+# ── all or nothing ───────────────────────────────────────────────────────────────────────────
+
+
+def failing() -> Iterator[int]:
+    yield 1
+    raise ZeroDivisionError
+
+
+def test_a_batch_that_does_not_fit_as_a_whole_changes_nothing(manager: BlockManager) -> None:
+    assert manager.can_append({"A": 18}).is_now
+    with refused(manager, OutOfBlocks, "needed: 6, available: 5"):
+        manager.append({"A": 18, "B": 6})
+    assert manager.stats().num_refusals == 1
+
+
+def test_a_bad_last_entry_undoes_the_batch(manager: BlockManager) -> None:
+    with refused(manager, UnknownSequence):
+        manager.append({"A": 1, "B": 1, "C": 1})
+    with refused(manager, InvalidTokens):
+        manager.append({"A": 1, "B": [-1]})
+    with refused(manager, InvalidLength):
+        manager.append({"A": 1, "B": 0})
+
+
+def test_an_iterable_that_raises_midway_changes_nothing(manager: BlockManager) -> None:
+    with refused(manager, ZeroDivisionError):
+        manager.append({"A": [1], "B": failing()})
+    with refused(manager, ZeroDivisionError):
+        manager.allocate("C", failing())
+    manager.append({"A": 1})
+    with refused(manager, ZeroDivisionError):
+        manager.commit("A", 7, failing())
+
+
+def test_a_used_up_generator_is_refused(manager: BlockManager) -> None:
+    tokens = iter([1, 2])
+    assert manager.can_append({"A": tokens}).is_now
+    with refused(manager, InvalidLength, "must append at least 1 token, got 0"):
+        manager.append({"A": tokens})
+
+
+def test_all_entries_are_read_before_any_is_judged(manager: BlockManager) -> None:
+    def freeing() -> Iterator[int]:
+        manager.free("A")
+        yield 1
+
+    with pytest.raises(UnknownSequence):
+        manager.append({"A": [1], "B": freeing()})
+    manager.check()
+    assert manager.num_computed_tokens("B") == 3
+
+
+def test_a_prompt_is_read_before_its_name_is_taken(manager: BlockManager) -> None:
+    def allocating() -> Iterator[int]:
+        manager.allocate("C", [1])
+        yield 1
+
+    with pytest.raises(ValueError, match="'C' exists"):
+        manager.allocate("C", allocating())
+    manager.check()
+
+
+def test_late_ids_are_read_before_the_lengths_are_judged(manager: BlockManager) -> None:
+    def truncating() -> Iterator[int]:
+        manager.truncate("A", 6)
+        yield 1
+
+    manager.append({"A": 1})
+    with pytest.raises(InvalidLength, match="6 <= 7 <= 6"):
+        manager.commit("A", 7, truncating())
+    manager.check()
+
+
+@pytest.mark.parametrize("count", [10**9, 10**30])
+def test_a_huge_count_is_refused_at_once(manager: BlockManager, count: int) -> None:
+    with refused(manager, OutOfBlocks) as caught:
+        manager.append({"A": count})
+    assert isinstance(caught.value, OutOfBlocks)
+    assert caught.value.verdict.when is When.NEVER
+    assert caught.value.verdict.num_needed_blocks == (count + 6 + 3) // 4 - 2
+
+
+def test_a_count_may_be_any_integer_type(manager: BlockManager) -> None:
+    class Two:
+        def __index__(self) -> int:
+            return 2
+
+    assert len(manager.append({"A": Two()}).slot_mapping) == 2  # type: ignore[dict-item]  # as NumPy's
+
+
+# ── copy-on-write in a batch ─────────────────────────────────────────────────────────────────
+
+
+def test_of_several_forks_in_a_batch_all_but_the_last_copy(manager: BlockManager) -> None:
+    for name in "CD":
+        manager.fork("A", name)
+    plan = manager.append({"D": [1], "A": [2], "C": [3]})
+    assert plan.copies == (BlockCopy(1, 3, 2), BlockCopy(1, 4, 2))
+    assert plan.slot_mapping.tolist() == [14, 18, 6]
+    assert [manager.block_table(name)[1] for name in "DAC"] == [3, 4, 1]
+
+
+def test_while_a_holder_is_not_in_the_batch_every_fork_copies(manager: BlockManager) -> None:
+    for name in "CD":
+        manager.fork("A", name)
+    plan = manager.append({"D": [1], "A": [2]})
+    assert plan.copies == (BlockCopy(1, 3, 2), BlockCopy(1, 4, 2))
+    assert manager.ref_count(1) == 1
+
+
+def test_no_destination_of_a_plan_is_another_copys_source(manager: BlockManager) -> None:
+    for name in "CDE":
+        manager.fork("A", name)
+    manager.fork("B", "F")
+    copies = manager.append(dict.fromkeys("FEDCBA", 1)).copies
+    assert {copy.source for copy in copies}.isdisjoint(copy.destination for copy in copies)
+
+
+def test_a_fork_of_a_fork_shares_with_both(manager: BlockManager) -> None:
+    manager.fork("A", "C")
+    manager.fork("C", "D")
+    assert [manager.ref_count(block) for block in (0, 1)] == [3, 3]
+    manager.append({"C": [1]})
+    assert [manager.ref_count(block) for block in (0, 1, 3)] == [3, 2, 1]
+
+
+def test_a_shared_block_that_holds_nothing_yet_is_replaced_without_a_copy() -> None:
+    manager = BlockManager(8, 4)
+    manager.allocate("A", range(8))
+    manager.append({"A": 4})
+    manager.commit("A", 4)
+    manager.fork("A", "B")
+    plan = manager.append({"A": 4, "B": 4})
+    assert plan.copies == ()
+    assert plan.new_blocks == {"A": (2,)}
+    assert manager.block_table("A").tolist() == [0, 2]
+    assert manager.block_table("B").tolist() == [0, 1]
+
+
+def test_a_copy_takes_only_the_positions_of_the_writer() -> None:
+    manager = BlockManager(8, 4)
+    manager.allocate("A", [1, 2, 3])
+    manager.append({"A": 1})
+    manager.commit("A", 1)
+    manager.fork("A", "B")
+    assert manager.append({"A": 2, "B": 1}).copies == (BlockCopy(0, 1, 1),)
+
+
+def test_a_batch_that_has_no_block_for_its_copies_is_refused() -> None:
+    manager = BlockManager(2, 4)
+    filled(manager, "A", 6)
+    manager.fork("A", "B")
+    with refused(manager, OutOfBlocks, "needed: 1, available: 0"):
+        manager.append({"A": 1, "B": 1})
+
+
+# ── fork ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_positions_in_flight_cannot_be_forked(manager: BlockManager) -> None:
+    manager.append({"A": 1})
+    with refused(manager, InvalidLength, "fork needs committed = computed, got 6 and 7"):
+        manager.fork("A", "C")
+    manager.commit("A", 7, [1])
+    manager.fork("A", "C")
+
+
+def test_forks_cannot_tell_different_late_ids_for_one_position() -> None:
+    manager = BlockManager(8, 2)
+    filled(manager, "A", 1)
+    manager.append({"A": 1})
+    with refused(manager, InvalidLength):
+        manager.fork("A", "B")
+
+
+def test_merging_never_parts_a_block_from_its_parent() -> None:
+    """B would hold a block behind one that it does not hold, were it forked before the commit."""
+    manager = BlockManager(6, 2)
+    manager.allocate("A", [1, 1, 2, 2, 3])
+    manager.append({"A": 5})
+    filled(manager, "X", [1, 1, 9])
+    with refused(manager, InvalidLength):
+        manager.fork("A", "B")
+    manager.commit("A", 5)
+    manager.fork("A", "B")
+    manager.free("X")
+    manager.free("A")
+    manager.check()
+    manager.allocate("Y", [7, 7, 8, 8])
+    manager.append({"Y": 4})
+    manager.commit("Y", 4)
+    assert manager.match([7, 7, 2, 2, 0]).num_tokens == 2
+
+
+def test_a_fork_knows_the_rest_of_the_prompt() -> None:
+    manager = BlockManager(8, 4)
+    manager.allocate("A", range(8))
+    manager.fork("A", "B")
+    with refused(manager, InvalidTokens, "'B' has 0 at position 0, got 9"):
+        manager.append({"B": [9]})
+    assert manager.num_computed_tokens("B") == 0
+
+
+# ── ids ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_known_ids_may_be_repeated_and_continued() -> None:
+    manager = BlockManager(8, 4)
+    manager.allocate("A", [5, 6, 7])
+    manager.append({"A": [5, 6]})
+    manager.append({"A": [7, 8, 9]})
+    manager.commit("A", 5)
+    assert manager.match([5, 6, 7, 8, 0]).num_tokens == 4
+
+
+def test_ids_that_contradict_the_prompt_are_refused() -> None:
+    manager = BlockManager(8, 4)
+    manager.allocate("A", [5, 6, 7])
+    with refused(manager, InvalidTokens, "sequence 'A' has 6 at position 1, got 9"):
+        manager.append({"A": [5, 9, 7]})
+
+
+def test_late_ids_come_with_commit(manager: BlockManager) -> None:
+    manager.append({"A": 3})
+    manager.commit("A", 8, [6, 7, 8])
+    assert manager.num_committed_tokens("A") == 8
+    assert manager.match(range(9)).num_tokens == 8
+    manager.commit("A", 9)
+
+
+def test_late_ids_may_come_in_parts(manager: BlockManager) -> None:
+    manager.append({"A": 3})
+    manager.commit("A", 7, [6])
+    manager.commit("A", 9, [7, 8])
+    assert manager.match([*range(8), 0]).num_tokens == 8
+
+
+def test_committed_positions_need_ids(manager: BlockManager) -> None:
+    manager.append({"A": 3})
+    with refused(manager, InvalidTokens, "known token ids: 7 of 8 are known"):
+        manager.commit("A", 8, [6])
+
+
+def test_late_ids_may_not_go_past_what_is_computed(manager: BlockManager) -> None:
+    manager.append({"A": 1})
+    with refused(manager, InvalidTokens, "computed 7 positions, got ids up to 8"):
+        manager.commit("A", 7, [6, 7])
+
+
+def test_late_ids_cannot_replace_those_of_the_prompt() -> None:
+    manager = BlockManager(4, 4)
+    manager.allocate("A", range(8))
+    manager.append({"A": 4})
+    with refused(manager, InvalidTokens):
+        manager.commit("A", 4, [9])
+
+
+def test_ids_cannot_follow_unknown_ones(manager: BlockManager) -> None:
+    manager.append({"A": 1})
+    with refused(manager, InvalidTokens, "'A' has 7 computed positions but 6 known token ids"):
+        manager.append({"A": [1]})
+    manager.append({"A": 1})
+    manager.commit("A", 8, [6, 7])
+    manager.append({"A": [8]})
+
+
+# ── lengths ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_commit_stays_between_committed_and_computed(manager: BlockManager) -> None:
+    with refused(manager, InvalidLength, "commit needs .* got 6 <= 5 <= 6"):
+        manager.commit("A", 5)
+    with refused(manager, InvalidLength, "commit needs .* got 6 <= 7 <= 6"):
+        manager.commit("A", 7)
+    manager.commit("A", 6)
+
+
+def test_truncate_stays_between_committed_and_computed(manager: BlockManager) -> None:
+    with refused(manager, InvalidLength, "truncate needs .* got 6 <= 5 <= 6"):
+        manager.truncate("A", 5)
+    with refused(manager, InvalidLength, "truncate needs .* got 6 <= 7 <= 6"):
+        manager.truncate("A", 7)
+    manager.truncate("A", 6)
+
+
+def test_rejected_drafts_give_their_blocks_back_and_are_never_published(
+    manager: BlockManager,
+) -> None:
+    plan = manager.append({"A": [6, 71, 72, 73, 74]})
+    assert plan.new_blocks == {"A": (3,)}
+    manager.truncate("A", 7)
+    assert manager.ref_count(3) == 0
+    manager.append({"A": [7]})
+    manager.commit("A", 8)
+    assert manager.match([*range(6), 6, 71, 0]).num_tokens == 4
+    assert manager.match([*range(8), 0]).num_tokens == 8
+
+
+def test_rejected_drafts_are_written_over_in_place(manager: BlockManager) -> None:
+    manager.append({"A": [6, 7]})
+    manager.truncate("A", 6)
+    assert manager.append({"A": [8]}).slot_mapping.tolist() == [6]
+
+
+def test_unknown_drafts_can_be_truncated(manager: BlockManager) -> None:
+    manager.append({"A": 3})
+    manager.truncate("A", 7)
+    with refused(manager, InvalidTokens, "6 of 7 are known"):
+        manager.commit("A", 7)
+    manager.commit("A", 7, [6])
+
+
+def test_truncating_a_fork_leaves_the_other_alone(manager: BlockManager) -> None:
+    manager.fork("A", "C")
+    manager.append({"C": [1, 2, 3]})
+    manager.truncate("C", 6)
+    assert manager.block_table("A").tolist() == [0, 1]
+    assert manager.append({"A": [7]}).slot_mapping.tolist() == [6]
+
+
+def test_truncating_within_the_prompt_forgets_the_rest_of_it() -> None:
+    manager = BlockManager(4, 4)
+    manager.allocate("A", range(10))
+    manager.append({"A": 5})
+    manager.truncate("A", 5)
+    assert manager.block_table("A").tolist() == [0, 1]
+    manager.append({"A": [99]})
+    assert manager.num_computed_tokens("A") == 6
+
+
+@pytest.mark.parametrize("entry", [0, -1, []])
+def test_an_entry_schedules_at_least_one_token(
+    manager: BlockManager, entry: int | list[int]
+) -> None:
+    with refused(manager, InvalidLength, "sequence 'A' must append at least 1 token, got"):
+        manager.append({"A": entry})
+
+
+# ── what is stored ───────────────────────────────────────────────────────────────────────────
+
+
+def test_usage_counts_positions_of_a_shared_block_once(manager: BlockManager) -> None:
+    manager.fork("A", "C")
+    manager.fork("B", "D")
+    usage = manager.usage()
+    assert (usage.num_blocks, usage.num_slots, usage.num_stored_tokens) == (3, 12, 9)
+    assert usage.num_wasted_slots == 3
