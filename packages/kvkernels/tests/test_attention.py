@@ -97,6 +97,14 @@ def test_scores_of_any_magnitude_neither_overflow_nor_vanish(
     agrees_with_reference(batch)
 
 
+@pytest.mark.parametrize("magnitude", [1e2, 1e6, 1e30])
+def test_rows_of_hugely_negative_scores(make_batch: MakeBatch, magnitude: float) -> None:
+    batch = make_batch([20, 3])
+    batch["q"] = np.full_like(batch["q"], 2.0 ** np.round(np.log2(magnitude)))
+    batch["k_cache"] = -np.ceil(np.abs(batch["k_cache"]))
+    agrees_with_reference(batch)
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_random_shapes(make_batch: MakeBatch, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -1,14 +1,20 @@
 """The package's surface and its import."""
 
+import doctest
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 import kvkernels
-from kvkernels import errors
+from kvkernels import attention, cache, errors
 
 
-def run_python(code: str) -> None:
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+def run_python(code: str) -> str:
+    command = [sys.executable, "-W", "error", "-c", code]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def test_all_is_sorted_and_complete() -> None:
@@ -45,3 +51,16 @@ def test_attention_needs_neither_torch_nor_cupy() -> None:
         "out = kvkernels.paged_attention(q, cache, cache, np.zeros((1, 1), 'i4'), np.ones(1, 'i4'))\n"
         "assert (out == 1).all()"
     )
+
+
+@pytest.mark.parametrize("module", [attention, cache])
+def test_examples_of_the_docstrings_run(module: ModuleType) -> None:
+    found = doctest.testmod(module)
+    assert found.attempted > 0
+    assert found.failed == 0
+
+
+def test_example_of_the_readme_runs() -> None:
+    readme = Path(__file__).parent.parent / "README.md"
+    code = readme.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    assert run_python(code) == "(3, 8, 64)\n"

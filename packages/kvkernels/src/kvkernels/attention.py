@@ -74,6 +74,13 @@ def paged_attention(
             written. Every table entry that would be read is checked against the pool.
 
     Cost: 4 * D operations for each visible (row, head, key); on one thread, without the GIL.
+
+    >>> import numpy as np
+    >>> keys = values = np.ones((3, 1, 4, 8), np.float32)  # 3 blocks of 4 tokens, one head
+    >>> q = np.ones((1, 2, 8), np.float32)  # one row of two heads
+    >>> table, lengths = np.array([[2, 0]], np.int32), np.array([6], np.int32)
+    >>> paged_attention(q, keys, values, table, lengths).sum(axis=-1)
+    array([[8., 8.]], dtype=float32)
     """
     queries = require("q", q, FLOAT32, "T, Hq, D")
     keys, values = require_caches(k_cache, v_cache)

@@ -35,6 +35,13 @@ def write_kv(k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any) -> N
         ArrayError, DtypeError, ShapeError, PoolIndexError: before anything is written.
 
     Cost: one copy of k and v; on one thread, without the GIL.
+
+    >>> import numpy as np
+    >>> keys, values = np.zeros((2, 3, 1, 4, 8), np.float32)  # 3 blocks of 4 tokens, one head
+    >>> k = v = np.ones((2, 1, 8), np.float32)
+    >>> write_kv(k, v, keys, values, np.array([9, -1]))  # block 2, offset 1; and nowhere
+    >>> keys[2, 0, :, 0]
+    array([0., 1., 0., 0.], dtype=float32)
     """
     new_keys = require("k", k, FLOAT32, "T, Hkv, D")
     new_values = require("v", v, FLOAT32, "T, Hkv, D")
@@ -78,6 +85,12 @@ def copy_blocks(caches: Sequence[Any], copies: Iterable[Any]) -> None:
         ArrayError, ShapeError, ArgumentError, PoolIndexError: before anything is written.
 
     Cost: the bytes copied, and about a microsecond for each cache and copy.
+
+    >>> import numpy as np
+    >>> keys = np.arange(3, dtype=np.float32).repeat(4).reshape(3, 1, 4, 1)
+    >>> copy_blocks([keys], [(1, 2, 3)])
+    >>> keys[2, 0, :, 0]
+    array([1., 1., 1., 2.], dtype=float32)
     """
     arrays = [view(f"caches[{n}]", cache) for n, cache in enumerate(caches)]
     for n, array in enumerate(arrays):

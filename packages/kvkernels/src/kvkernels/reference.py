@@ -27,7 +27,9 @@ def paged_attention_reference(
     q, k_cache, v_cache = view("q", q), view("k_cache", k_cache), view("v_cache", v_cache)
     block_table, seq_lens = view("block_table", block_table), view("seq_lens", seq_lens)
     num_seqs = len(seq_lens)
-    starts = np.arange(num_seqs + 1) if cu_seqlens_q is None else view("cu", cu_seqlens_q)
+    starts = np.arange(num_seqs + 1)
+    if cu_seqlens_q is not None:
+        starts = view("cu_seqlens_q", cu_seqlens_q)
     num_rows, num_heads, head_dim = q.shape
     group = num_heads // k_cache.shape[1]
     block_size = k_cache.shape[2]

@@ -127,6 +127,7 @@ def _exp(x: Float) -> Float:
     p = p * r + np.float32(1 / 2)
     p = p * r + np.float32(1)
     p = p * r + np.float32(1)
+    # 2**n: n in the exponent's bits, onto those of 1.0.
     power = np.int32((shifted.view(np.int32) << np.int32(23)) + np.int32(0x3F800000))
     return np.float32(0) if x < np.float32(-87) else p * power.view(np.float32)
 
@@ -193,8 +194,7 @@ def _attend_block(
         for d in range(head_dim):
             score += queries[lane_start + d] * k[start + d]
         scores[j] = score
-        if score > new_top:  # noqa: PLR1730  # a NaN must leave the top and spoil the weights
-            new_top = score
+        new_top = max(new_top, score)
 
     if new_top > top:
         factor = _exp(top - new_top)
@@ -271,6 +271,17 @@ def _attend_tile(
                 )
 
 
+@njit(nogil=True, error_model="numpy", fastmath=_FASTMATH)
+def _write_result(accs: Array, lane: Int, top: Float, total: Float, result: Array) -> Float:
+    """Write a lane's attention to `result` [D]; returns its LSE."""
+    if total == np.float32(0):
+        result[:] = np.float32(0)
+        return np.float32(-np.inf)
+    for d in range(result.shape[0]):
+        result[d] = accs[lane * result.shape[0] + d] / total
+    return top + np.float32(math.log(total))
+
+
 @njit(
     (
         *(ITEMS, STRIDES_2, ITEMS, STRIDES_3, ITEMS, STRIDES_3),
@@ -321,10 +332,9 @@ def attend(
             first_position = seq_len - end_row + first_row
             for kv_head in range(num_kv_heads):
                 first_head = kv_head * group
+                start = first_row * q_strides[0] + first_head * q_strides[1]
                 for lane in range(num_rows * group):
-                    source = (first_row + lane // group) * q_strides[0] + (
-                        first_head + lane % group
-                    ) * q_strides[1]
+                    source = start + lane // group * q_strides[0] + lane % group * q_strides[1]
                     for d in range(head_dim):
                         queries[lane * head_dim + d] = q[source + d] * scale
                 accs[:] = np.float32(0)
@@ -337,11 +347,4 @@ def attend(
                 )
                 for lane in range(num_rows * group):
                     t, head = first_row + lane // group, first_head + lane % group
-                    total = totals[lane]
-                    if total == np.float32(0):
-                        lse[t, head] = np.float32(-np.inf)
-                        out[t, head] = np.float32(0)
-                    else:
-                        lse[t, head] = tops[lane] + np.float32(math.log(total))
-                        for d in range(head_dim):
-                            out[t, head, d] = accs[lane * head_dim + d] / total
+                    lse[t, head] = _write_result(accs, lane, tops[lane], totals[lane], out[t, head])
