@@ -11,6 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import safetensors
 import torch
 import transformers
 from transformers import modeling_gguf_pytorch_utils
@@ -90,6 +91,8 @@ def test_transformers_opens_the_converted_folder(
     original = tiny_checkpoint("llama")
     load_checkpoint(write_gguf(original, tmp_path / "a.gguf"), cache_dir=tmp_path / "cache")
     (converted,) = (tmp_path / "cache").iterdir()
+    with safetensors.safe_open(converted / "model.safetensors", framework="np") as file:
+        assert file.metadata() == {"format": "pt"}
     prompt = list(range(10, 40))
     # The epsilon of the norms is a float32 in a GGUF file.
     torch.testing.assert_close(
@@ -253,6 +256,8 @@ def header(*fields: tuple[str, int]) -> bytes:
 
 
 EMPTY = [("u4", 3), ("u8", 0), ("u8", 0)]
+# A nameless tensor: one dimension of one float32 at the beginning of the data.
+ONE_VALUE = [("u8", 0), ("u4", 1), ("u8", 1), ("u4", 0), ("u8", 0)]
 ONE_TENSOR = [("u4", 3), ("u8", 1), ("u8", 0), ("u8", 0)]
 
 
@@ -300,6 +305,10 @@ ONE_TENSOR = [("u4", 3), ("u8", 1), ("u8", 0), ("u8", 0)]
         (
             header(*ONE_TENSOR, ("u4", 1), ("u8", 1 << 60), ("u4", 0), ("u8", 0)),
             "is truncated: tensor '' ends at byte",
+        ),
+        (
+            header(("u4", 3), ("u8", 2), ("u8", 0), *2 * ONE_VALUE) + bytes(64),
+            "names a tensor twice",
         ),
     ],
 )
@@ -360,6 +369,19 @@ def test_an_undequantisable_type_is_named(
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(path, cache_dir=tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_block_of_any_bits_is_dequantised_without_a_warning(
+    tiny_checkpoint: TinyCheckpoint, write_gguf: WriteGGUF, tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint("llama")
+    path = write_gguf(folder, tmp_path / "a.gguf", quantization="Q8_0")
+    offset = int(gguf.GGUFReader(path).tensors[0].data_offset)
+    content = bytearray(path.read_bytes())
+    content[offset : offset + 34] = b"\x00\x7c" + bytes(32)  # infinity times zero
+    path.write_bytes(content)
+    tensors = load_checkpoint(path, cache_dir=tmp_path / "cache").tensors
+    assert sum(int(tensor.isnan().sum()) for tensor in tensors.values()) == 32
 
 
 def test_without_the_gguf_package_the_sentence_says_how_to_get_it(

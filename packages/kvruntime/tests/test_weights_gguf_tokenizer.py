@@ -59,6 +59,21 @@ def converted(
     return convert
 
 
+def replace_last_token(token: str, kind: int) -> Callable[[Any], None]:
+    """Return a change of the metadata that gives up the last token and its merge for another."""
+
+    def change(writer: Any) -> None:
+        (table,) = writer.kv_data
+        tokens = table.pop("tokenizer.ggml.tokens").value
+        types = table.pop("tokenizer.ggml.token_type").value
+        merges = table.pop("tokenizer.ggml.merges").value
+        writer.add_token_list([*tokens[:-1], token])
+        writer.add_token_types([*types[:-1], kind])
+        writer.add_token_merges(merges[:-1])
+
+    return change
+
+
 @pytest.mark.parametrize("pre", ["gpt-2", "default", None, "qwen2"])
 @pytest.mark.parametrize("text", TEXTS)
 def test_ids_equal_those_of_transformers_on_the_same_file(
@@ -91,6 +106,19 @@ def test_the_tokenizers_differ_where_they_should(
         for pre in kinds
     ]
     assert all(ids[i] != ids[j] for i in range(4) for j in range(i))
+
+
+def test_smollm_never_joins_digits(converted: Callable[..., tuple[Tokenizer, Path]]) -> None:
+    tokenizer, _ = converted(pre="smollm")
+    assert tokenizer.encode("12345") == [tokenizer.encode(digit)[0] for digit in "12345"]
+
+
+def test_llama_bpe_keeps_a_piece_that_is_a_token_whatever_the_merges_make_of_it(
+    converted: Callable[..., tuple[Tokenizer, Path]],
+) -> None:
+    tokenizer, _ = converted(pre="llama-bpe", metadata=replace_last_token("zzzz", kind=1))
+    last = tokenizer.vocab_size - 1
+    assert tokenizer.encode("zzzz", add_special_tokens=False) == [last]
 
 
 def test_qwen2_composes_what_is_decomposed_as_its_own_tokenizer_does(
@@ -131,16 +159,7 @@ def test_a_bos_is_added_as_the_file_states_or_else_the_family_does(
 def test_user_defined_tokens_stay_whole_and_are_no_special_tokens(
     converted: Callable[..., tuple[Tokenizer, Path]],
 ) -> None:
-    def define(writer: Any) -> None:
-        for table in writer.kv_data:
-            tokens = [*table.pop("tokenizer.ggml.tokens").value[:-1], "<think>"]
-            types = [*table.pop("tokenizer.ggml.token_type").value[:-1], 4]
-            merges = table.pop("tokenizer.ggml.merges").value[:-1]
-        writer.add_token_list(tokens)
-        writer.add_token_types(types)
-        writer.add_token_merges(merges)
-
-    tokenizer, _ = converted(metadata=define)
+    tokenizer, _ = converted(metadata=replace_last_token("<think>", kind=4))
     last = tokenizer.vocab_size - 1
     assert tokenizer.encode("<think>") == [last]
     assert tokenizer.decode([last]) == "<think>"

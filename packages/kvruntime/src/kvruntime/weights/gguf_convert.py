@@ -74,7 +74,7 @@ def convert(path: Path, folder: Path, progress: Progress) -> None:
             values = _half_split_rows(values, config.num_kv_heads)
         tensors[target] = values
     (folder / "config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
-    # transformers refuses a file that does not say which framework's order of dimensions it has.
+    # transformers 4 refuses a file that does not say so.
     safetensors.numpy.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     progress("Converting", len(names), len(names))
 
