@@ -45,9 +45,10 @@ def load_checkpoint(
 ) -> Checkpoint:
     """Load `"smollm2"`, a `.gguf` file or a folder in the layout of Hugging Face.
 
-    A GGUF file is converted when it is first met, which takes seconds a hundred megabytes, four
-    bytes a weight on disk and twice that in memory; afterwards it loads in about a second. The
-    result is kept in `cache_dir`, else in `KVRUNTIME_CACHE`, else in the user's cache directory.
+    A GGUF file is converted when it is first met, which takes a few seconds for a hundred
+    megabytes and four bytes a weight, in memory and on disk; afterwards it loads in less than a
+    second. The result is kept in `cache_dir`, else in the directory that the environment variable
+    `KVRUNTIME_CACHE` names, else in the user's cache directory. `progress` hears of both.
 
     Raises:
         CheckpointNotFound: there is no such file or folder, or it lacks a file.
