@@ -3,6 +3,8 @@
 import importlib.util
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -142,6 +144,33 @@ def test_a_full_disk_is_named_and_leaves_nothing(
 
     with pytest.raises(CheckpointError, match=r"cannot be written \(No space left on device\)"):
         lookup(build=build)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+LIMITED = """
+import resource, signal, sys
+from kvruntime.errors import CheckpointError
+from kvruntime.weights import load_checkpoint
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
+try:
+    load_checkpoint(sys.argv[1], cache_dir=sys.argv[2])
+except CheckpointError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits the size of files")
+@pytest.mark.parametrize("limit", [100, 100_000], ids=["tokenizer", "tensors"])
+def test_a_conversion_that_cannot_be_written_is_named_and_leaves_nothing(
+    limit: int, tiny_gguf: Path, tmp_path: Path
+) -> None:
+    arguments = [str(tiny_gguf), str(tmp_path / "cache"), str(limit)]
+    command = [sys.executable, "-c", LIMITED, *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "cannot be written" in result.stdout
+    assert "File too large" in result.stdout
     assert list((tmp_path / "cache").iterdir()) == []
 
 

@@ -53,7 +53,7 @@ def convert(path: Path, folder: Path, progress: Progress) -> None:
     """Write the checkpoint in the GGUF file at `path` into the empty `folder`.
 
     All but the values is checked before the first is read. Needs four bytes a weight, in memory
-    and on disk. Raises `CheckpointError` with the path in front.
+    and on disk. Raises `CheckpointError` with the path in front, `OSError` if writing fails.
     """
     source = GGUFFile(path)
     try:
@@ -74,8 +74,12 @@ def convert(path: Path, folder: Path, progress: Progress) -> None:
             values = _half_split_rows(values, config.num_kv_heads)
         tensors[target] = values
     (folder / "config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
-    # transformers 4 refuses a file that does not say so.
-    safetensors.numpy.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    try:
+        # transformers 4 refuses a file without this metadata.
+        safetensors.numpy.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    except safetensors.SafetensorError as error:
+        # The tensors are well-formed, so what failed is the writing: a full disk, say.
+        raise OSError(str(error)) from error
     progress("Converting", len(names), len(names))
 
 

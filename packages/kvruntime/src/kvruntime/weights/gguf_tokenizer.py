@@ -74,7 +74,7 @@ def write_tokenizer(metadata: Metadata, folder: Path) -> None:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", special_tokens=[(bos, vocabulary[bos])]
         )
-    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
 
 
