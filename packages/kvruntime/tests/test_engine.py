@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 
+import kvkernels
 from kvruntime import LLM, EngineConfig, InvalidRequest, RequestOutput, SamplingParams
 from kvruntime import model_runner as runner_module
 from kvruntime.request import Request
@@ -32,7 +33,7 @@ MakeLLM = Callable[..., LLM]
 
 def prompt(length: int, seed: int = 0) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(3, 380, (length,), generator=generator).tolist()  # type: ignore[no-any-return]  # untyped in torch
+    return torch.randint(3, 380, (length,), generator=generator).tolist()
 
 
 PROMPTS = [prompt(length, seed=length) for length in (1, 5, 16, 17, 33, 47)]
@@ -182,7 +183,7 @@ def test_every_token_goes_through_the_paged_kernel(
     def refused(*_: Any, **__: Any) -> None:
         raise RuntimeError("dense attention was called")
 
-    attend = runner_module.paged_attention
+    attend = kvkernels.paged_attention
     monkeypatch.setattr(runner_module, "paged_attention", counted)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", refused)
     llm = make_llm()
@@ -236,6 +237,8 @@ def test_a_prompt_that_can_never_run_is_refused_at_once(
 def test_token_ids_outside_the_vocabulary_are_refused(make_llm: MakeLLM) -> None:
     with pytest.raises(InvalidRequest, match=r"token ids must be in \[0, 400\), got 400"):
         make_llm().generate([[1, 400]], GREEDY)
+    with pytest.raises(InvalidRequest, match=r"token ids must be in \[0, 400\), got -1"):
+        make_llm().generate([[-1]], GREEDY)
 
 
 def test_more_samples_than_seats_are_refused(make_llm: MakeLLM) -> None:
@@ -262,7 +265,8 @@ def test_one_text_one_list_of_ids_and_a_batch_are_all_prompts(make_llm: MakeLLM)
     ids = llm.tokenizer.encode(text)
     [from_text] = llm.generate(text, GREEDY)
     [from_ids] = llm.generate(ids, GREEDY)
-    batch = llm.generate([text, ids], GREEDY)
+    both: list[str | list[int]] = [text, ids]
+    batch = llm.generate(both, GREEDY)
     assert len({tuple(o.outputs[0].token_ids) for o in (from_text, from_ids, *batch)}) == 1
     assert from_ids.prompt == text
 

@@ -1,5 +1,7 @@
 """Sampling rules, against plain NumPy, and chance that depends on nothing but its counter."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,15 +10,15 @@ from kvruntime import InvalidRequest, SamplingParams
 from kvruntime.sampler import SamplingRow, sample
 
 
-def row(position: int = 0, seed: int = 1, index: int = 0, **params: float) -> SamplingRow:
-    return SamplingRow(SamplingParams(**params), seed, index, position)  # type: ignore[arg-type]
+def row(position: int = 0, seed: int = 1, index: int = 0, **params: Any) -> SamplingRow:
+    return SamplingRow(SamplingParams(**params), seed, index, position)
 
 
 def random_logits(rows: int, vocab_size: int = 50) -> torch.Tensor:
     return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(0)) * 3
 
 
-def draws(logits: torch.Tensor, count: int, **params: float) -> list[int]:
+def draws(logits: torch.Tensor, count: int, **params: Any) -> list[int]:
     """Draw from one row of logits at many positions."""
     rows = [row(position, **params) for position in range(count)]
     return sample(logits.expand(count, -1), rows)

@@ -108,10 +108,13 @@ class Engine:
         self._peak_blocks = 0
         self._tail_waste_slots = 0
 
-    def check_request(self, num_prompt_tokens: int, params: SamplingParams) -> None:
+    def check_request(self, token_ids: list[int], params: SamplingParams) -> None:
         """Refuse what can never be served, with the numbers. `InvalidRequest`."""
+        num_prompt_tokens = len(token_ids)
         if num_prompt_tokens < 1:
             raise InvalidRequest("the prompt is empty: it must have at least one token")
+        if strange := [t for t in token_ids if not 0 <= t < self.vocab_size]:
+            raise InvalidRequest(f"token ids must be in [0, {self.vocab_size}), got {strange[0]}")
         pool = self.manager.num_blocks * self.manager.block_size
         limits = {
             "the model's context": self.model_len,
@@ -131,7 +134,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queue a request. `InvalidRequest` for what can never be served."""
-        self.check_request(len(request.prompt_token_ids), request.params)
+        self.check_request(request.prompt_token_ids, request.params)
         self.scheduler.add(request)
 
     @property

@@ -14,7 +14,6 @@ from typing import Any, TypeAlias, cast
 import torch
 
 from kvruntime.engine import Engine, EngineConfig, EngineStats
-from kvruntime.errors import InvalidRequest
 from kvruntime.models import Llama
 from kvruntime.request import CompletionOutput, Request, RequestOutput
 from kvruntime.sampling_params import SamplingParams
@@ -90,31 +89,30 @@ class LLM:
         """The time spent generating, loading apart."""
         return self._seconds
 
-    def _encode(self, prompt: Prompt) -> tuple[str, list[int]]:
+    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt)
-        token_ids = list(prompt)
-        if strange := [t for t in token_ids if not 0 <= t < self.engine.vocab_size]:
-            raise InvalidRequest(
-                f"token ids must be in [0, {self.engine.vocab_size}), got {strange[0]}"
-            )
-        return self.tokenizer.decode(token_ids, skip_special_tokens=False), token_ids
+        return None, list(prompt)
 
     def _answer(
-        self, encoded: Sequence[tuple[str, list[int]]], params: SamplingParams | None
+        self, encoded: Sequence[tuple[str | None, list[int]]], params: SamplingParams | None
     ) -> list[RequestOutput]:
         params = params or SamplingParams()
         for _, token_ids in encoded:
-            self.engine.check_request(len(token_ids), params)
+            self.engine.check_request(token_ids, params)
         seed = secrets.randbits(64) if params.seed is None else params.seed
         requests = [
-            Request(next(self._request_ids), text, token_ids, params, seed)
+            Request(next(self._request_ids), self._text(text, token_ids), token_ids, params, seed)
             for text, token_ids in encoded
         ]
         for request in requests:
             self.engine.add(request)
         self._run(len(requests) * params.n * params.max_tokens)
         return [self._output(request) for request in requests]
+
+    def _text(self, text: str | None, token_ids: list[int]) -> str:
+        """The text of a prompt; one that was given as ids is decoded once the ids are checked."""
+        return self.tokenizer.decode(token_ids, skip_special_tokens=False) if text is None else text
 
     def _run(self, num_tokens: int) -> None:
         start, done = time.perf_counter(), self.stats.num_generated_tokens
