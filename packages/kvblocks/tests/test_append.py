@@ -1,6 +1,7 @@
 """The step protocol: what append plans, what commit takes, what truncate and fork leave."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -155,12 +156,26 @@ def test_a_huge_count_is_refused_at_once(manager: BlockManager, count: int) -> N
     assert caught.value.verdict.num_needed_blocks == (count + 6 + 3) // 4 - 2
 
 
-def test_a_count_may_be_any_integer_type(manager: BlockManager) -> None:
-    class Two:
-        def __index__(self) -> int:
-            return 2
+class Two:
+    """An integer of another library, such as NumPy's."""
 
-    assert len(manager.append({"A": Two()}).slot_mapping) == 2  # type: ignore[dict-item]  # as NumPy's
+    def __index__(self) -> int:
+        return 2
+
+
+def test_a_number_may_be_any_integer_type() -> None:
+    number: Any = Two()
+    manager = BlockManager(number, number)
+    manager.allocate("A", [1, 2, 3])
+    assert len(manager.append({"A": number}).slot_mapping) == 2
+    manager.append({"A": 1})
+    manager.truncate("A", number)
+    manager.commit("A", number)
+    manager.begin_step()
+    manager.begin_step()
+    manager.complete_step(number)
+    lengths = manager.num_computed_tokens("A"), manager.num_committed_tokens("A")
+    assert {type(n) for n in (*lengths, manager.num_blocks, manager.block_size)} == {int}
 
 
 # ── copy-on-write in a batch ─────────────────────────────────────────────────────────────────
@@ -180,6 +195,7 @@ def test_while_a_holder_is_not_in_the_batch_every_fork_copies(manager: BlockMana
         manager.fork("A", name)
     plan = manager.append({"D": [1], "A": [2]})
     assert plan.copies == (BlockCopy(1, 3, 2), BlockCopy(1, 4, 2))
+    assert manager.stats().num_copies == 2
     assert manager.ref_count(1) == 1
 
 
@@ -194,6 +210,7 @@ def test_no_destination_of_a_plan_is_another_copys_source(manager: BlockManager)
 def test_a_fork_of_a_fork_shares_with_both(manager: BlockManager) -> None:
     manager.fork("A", "C")
     manager.fork("C", "D")
+    assert manager.stats().num_forks == 2
     assert [manager.ref_count(block) for block in (0, 1)] == [3, 3]
     manager.append({"C": [1]})
     assert [manager.ref_count(block) for block in (0, 1, 3)] == [3, 2, 1]
@@ -201,15 +218,15 @@ def test_a_fork_of_a_fork_shares_with_both(manager: BlockManager) -> None:
 
 def test_a_shared_block_that_holds_nothing_yet_is_replaced_without_a_copy() -> None:
     manager = BlockManager(8, 4)
-    manager.allocate("A", range(8))
+    manager.allocate("A", range(16))
     manager.append({"A": 4})
     manager.commit("A", 4)
     manager.fork("A", "B")
-    plan = manager.append({"A": 4, "B": 4})
+    plan = manager.append({"A": 8, "B": 8})
     assert plan.copies == ()
-    assert plan.new_blocks == {"A": (2,)}
-    assert manager.block_table("A").tolist() == [0, 2]
-    assert manager.block_table("B").tolist() == [0, 1]
+    assert plan.new_blocks == {"A": (4, 5)}
+    assert manager.block_table("A").tolist() == [0, 4, 5, 3]
+    assert manager.block_table("B").tolist() == [0, 1, 2, 3]
 
 
 def test_a_copy_takes_only_the_positions_of_the_writer() -> None:

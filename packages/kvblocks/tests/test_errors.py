@@ -272,6 +272,14 @@ def fence_by_no_step(manager: BlockManager) -> None:
     manager._pool.fenced[3] = {manager._pool.free.pop(): None}
 
 
+def use_in_no_step(manager: BlockManager) -> None:
+    manager._pool.touched[0] = 3
+
+
+def keep_nothing(manager: BlockManager) -> None:
+    manager._pool.keyed.remove(0)
+
+
 def commit_what_is_not_computed(manager: BlockManager) -> None:
     manager._sequences["A"].num_committed = 13
 
@@ -302,7 +310,9 @@ def change_ids(manager: BlockManager) -> None:
         (keep_a_free_block, "cached blocks must be keyed, and free ones must not"),
         (evict_a_parent, "parent 0 would be evicted before its child 1"),
         (lose_a_parent, "block 1 is indexed, its parent 0 is not"),
-        (fence_by_no_step, r"blocks are fenced by \[3\], open steps are 1..0"),
+        (fence_by_no_step, r"blocks are fenced by \[3\] and used in {}, open steps are 1..0"),
+        (use_in_no_step, r"blocks are fenced by \[\] and used in {0: 3}, open steps are 1..0"),
+        (keep_nothing, "2 blocks have a key, 1 are kept, 2 are indexed"),
         (commit_what_is_not_computed, "'A': committed 13 <= computed 9 <= capacity 12"),
         (forget_ids, "'B': 1 committed, 0 ids known"),
         (hold_a_block_twice, r"'A' holds a block twice: \[0, 1, 2, 0\]"),

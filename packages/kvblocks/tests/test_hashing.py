@@ -58,7 +58,20 @@ def test_a_salt_is_tagged_and_length_prefixed_in_the_root() -> None:
 
 
 def test_roots_of_different_salts_differ() -> None:
-    salts = (None, "", "a", "b", "ab", "0:", "4:salt=0:", "\ud83d\ude00", "\N{GRINNING FACE}")
+    salts = (
+        None,
+        "",
+        "a",
+        "b",
+        "ab",
+        "0:",
+        "4:salt=0:",
+        "??",
+        "\ud83d\ude00",
+        "\N{GRINNING FACE}",
+        "\ud800",
+        "\ud801",
+    )
     assert len({namespace_root(salt) for salt in salts}) == len(salts)
 
 

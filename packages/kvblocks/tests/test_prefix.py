@@ -38,6 +38,12 @@ def test_a_fork_keeps_the_salt() -> None:
     assert manager.match(range(9)).num_tokens == 0
 
 
+def test_nothing_matches_behind_a_miss() -> None:
+    manager = BlockManager(8, 4)
+    filled(manager, "A", [1, 1, 1, 1])
+    assert manager.match([2, 2, 2, 2, 1, 1, 1, 1, 9]).num_tokens == 0
+
+
 def test_only_full_blocks_match() -> None:
     manager = BlockManager(8, 4)
     filled(manager, "A", 7)

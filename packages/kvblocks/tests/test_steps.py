@@ -102,16 +102,21 @@ def test_a_sequence_allocated_and_freed_unscheduled_is_not_fenced() -> None:
     assert num_states(manager) == (4, 0, 0, 0)
 
 
-def test_a_shared_block_waits_for_the_holder_that_used_it_last() -> None:
+@pytest.mark.parametrize("order", ["ABC", "BAC", "CBA", "CAB"])
+def test_a_shared_block_waits_for_the_holder_that_used_it_last(order: str) -> None:
     manager = BlockManager(4, 4, prefix_caching=False)
     filled(manager, "A", 4)
     manager.fork("A", "B")
-    step = manager.begin_step()
-    manager.append({"B": 1})
-    manager.free("B")
-    manager.free("A")
+    manager.fork("A", "C")
+    for name in "AB":
+        manager.begin_step()
+        manager.append({name: 1})
+    for name in order:
+        manager.free(name)
+    assert num_states(manager) == (1, 0, 0, 3)
+    manager.complete_step(1)
     assert num_states(manager) == (2, 0, 0, 2)
-    manager.complete_step(step)
+    manager.complete_step(2)
     assert num_states(manager) == (4, 0, 0, 0)
 
 
@@ -254,6 +259,6 @@ def test_completing_a_step_again_changes_nothing() -> None:
         manager.begin_step()
     manager.complete_step(2)
     before = manager.state_digest()
-    manager.complete_step(1)
-    manager.complete_step(2)
-    assert manager.state_digest() == before
+    for step in (1, 2):
+        manager.complete_step(step)
+        assert manager.state_digest() == before

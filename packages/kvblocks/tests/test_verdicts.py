@@ -29,6 +29,15 @@ def test_a_hit_is_not_evicted_by_its_own_request() -> None:
     assert sorted(allocation.block_ids) == [0, 1, 2, 3]
 
 
+def test_a_hit_is_not_evicted_by_its_own_request_though_it_is_the_oldest() -> None:
+    manager = BlockManager(2, 4)
+    for name, first_token in (("A", 0), ("B", 100)):
+        filled(manager, name, 4, first_token)
+    manager.free("A")
+    manager.free("B")
+    assert manager.allocate("C", range(5)).block_ids == (0, 1)
+
+
 def test_hits_are_not_counted_as_free() -> None:
     manager = BlockManager(4, 4)
     filled(manager, "A", 12)

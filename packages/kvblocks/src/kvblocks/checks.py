@@ -34,8 +34,8 @@ def check_pool(pool: BlockPool) -> None:
         "cached blocks must be keyed, and free ones must not",
     )
     _require(
-        all(pool.completed_step < step <= pool.step for step in pool.fenced),
-        f"blocks are fenced by {sorted(pool.fenced)}, open steps are "
+        all(pool.completed_step < s <= pool.step for s in (*pool.fenced, *pool.touched.values())),
+        f"blocks are fenced by {sorted(pool.fenced)} and used in {pool.touched}, open steps are "
         f"{pool.completed_step + 1}..{pool.step}",
     )
 

@@ -208,7 +208,7 @@ class BlockManager:
         for seq_id, write in writes.items():
             new = self._take(write.num_new_blocks)
             sequence = self._sequences[seq_id]
-            sequence.last_step = self._pool.open_step or sequence.last_step
+            sequence.last_step = self._pool.step
             copies += sequence.apply_write(write, new)
             self._pool.release(write.sources, sequence.last_step)
             for block_slots in sequence.slots(sequence.num_computed - write.num_tokens):
@@ -355,8 +355,6 @@ class BlockManager:
         if not packed:
             raise InvalidTokens("a prompt must have at least 1 token, got 0")
         prompt = _Prompt(packed, namespace_root(salt))
-        if not self.prefix_caching:
-            return prompt, []
         # One token is always left to compute: its logits are what a prompt is run for.
         num_full = (len(packed) - 1) // self.block_size
         blocks = split_blocks(packed, self.block_size, 0, num_full)

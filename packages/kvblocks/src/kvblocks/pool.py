@@ -33,16 +33,11 @@ class BlockPool:
         self.cached: OrderedDict[int, None] = OrderedDict()
         self.fenced: dict[int, dict[int, None]] = {}  # step -> blocks, in the same order
         self.keyed: set[int] = set()  # blocks with content worth keeping, whatever their state
-        self.step = 0  # the newest step begun
+        self.step = 0  # the newest step begun: changes belong to it, if it is open
         self.completed_step = 0
         self.touched: dict[int, int] = {}  # block -> the newest open step in which a holder used it
         self.num_held = 0
         self.peak_held = 0
-
-    @property
-    def open_step(self) -> int | None:
-        """The step that changes now belong to, or None."""
-        return self.step if self.step > self.completed_step else None
 
     @property
     def num_fenced(self) -> int:
@@ -147,8 +142,5 @@ class BlockPool:
     def _unpark(self, block: int) -> None:
         if block in self.cached:
             del self.cached[block]
-            return
-        step = self.touched[block]
-        del self.fenced[step][block]
-        if not self.fenced[step]:
-            del self.fenced[step]
+        else:
+            del self.fenced[self.touched[block]][block]

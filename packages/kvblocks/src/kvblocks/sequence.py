@@ -28,7 +28,7 @@ class Write:
     new_tokens: array[int]  # ids that the sequence does not know yet
     replaced: tuple[int, ...]  # table indices of blocks that others hold too
     sources: tuple[int, ...]  # those blocks
-    num_blocks: int  # length of the table after the write
+    num_blocks: int  # blocks up to the last position written
     num_new_blocks: int
 
 
@@ -42,7 +42,7 @@ class Sequence:
     token_ids: array[int]
     num_committed: int
     num_computed: int
-    last_step: int = 0
+    last_step: int = 0  # the newest step that was begun when it was last scheduled
 
     @property
     def capacity(self) -> int:
@@ -71,7 +71,7 @@ class Sequence:
             new_tokens=new_tokens,
             replaced=shared,
             sources=tuple(self.block_table[i] for i in shared),
-            num_blocks=max(num_held, num_blocks),
+            num_blocks=num_blocks,
             num_new_blocks=len(shared) + max(0, num_blocks - num_held),
         )
 
@@ -101,9 +101,7 @@ class Sequence:
 
     def fork(self) -> Sequence:
         """A sequence with the same tokens, lengths and blocks. The caller adds the references."""
-        return replace(
-            self, block_table=self.block_table[:], token_ids=self.token_ids[:], last_step=0
-        )
+        return replace(self, block_table=self.block_table[:], token_ids=self.token_ids[:])
 
     def _read_entry(self, seq_id: SequenceId, entry: array[int] | int) -> tuple[int, array[int]]:
         """The number of positions that an entry schedules, and the token ids that are news."""
