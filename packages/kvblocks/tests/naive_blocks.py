@@ -57,6 +57,17 @@ class Seq:
         return min([self.settled, *(copied for _, _, copied in self.flights)])
 
 
+@dataclass
+class Launch:
+    """What one step was told to do; the device may do it at any time until it completes."""
+
+    copies: list[tuple[int, int, int]] = field(default_factory=list)
+    # sequence, position, slot, node
+    writes: list[tuple[Seq, int, int, int]] = field(default_factory=list)
+    # sequence, table, nodes
+    reads: list[tuple[Seq, list[int], list[int]]] = field(default_factory=list)
+
+
 class NaiveBlocks:
     """Who holds which block, which content is where, and what may be handed out."""
 

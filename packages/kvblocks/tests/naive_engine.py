@@ -7,7 +7,6 @@ one, and what each slot of the device holds with what must be there.
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import pytest
 
@@ -22,20 +21,9 @@ from kvblocks import (
     When,
 )
 
-from .naive_blocks import GARBAGE, NaiveBlocks, Seq
+from .naive_blocks import GARBAGE, Launch, NaiveBlocks, Seq
 
 SALTS = (None, "", "x")
-
-
-@dataclass
-class Launch:
-    """What one step was told to do; the device may do it at any time until it completes."""
-
-    copies: list[tuple[int, int, int]] = field(default_factory=list)
-    # sequence, position, slot, node
-    writes: list[tuple[Seq, int, int, int]] = field(default_factory=list)
-    # sequence, table, nodes
-    reads: list[tuple[Seq, list[int], list[int]]] = field(default_factory=list)
 
 
 class Engine(NaiveBlocks):

@@ -52,6 +52,7 @@ from kvblocks.sequence import Sequence, Write, read_entry, split_blocks
 class _Prompt(NamedTuple):
     tokens: array[int]
     root: bytes
+    cached: list[int]  # the blocks that hold its cached prefix
 
 
 class BlockManager:
@@ -93,13 +94,12 @@ class BlockManager:
 
         A pure query. O(len(tokens) + blocks matched). `InvalidTokens` for what is no token id.
         """
-        _, cached = self._read_prompt(tokens, salt)
+        cached = self._read_prompt(tokens, salt).cached
         return Match(len(cached) * self.block_size, tuple(cached))
 
     def can_allocate(self, tokens: Iterable[int], *, salt: str | None = None) -> Verdict:
         """Whether `allocate` would succeed. A pure query at the cost of `match`."""
-        prompt, cached = self._read_prompt(tokens, salt)
-        return self._judge_allocation(len(prompt.tokens), cached)
+        return self._judge_allocation(self._read_prompt(tokens, salt))
 
     def can_append(self, batch: Batch) -> Verdict:
         """Whether `append` would succeed. A pure query; raises what `append` would for bad input."""
@@ -171,11 +171,12 @@ class BlockManager:
 
         O(len(tokens) + blocks). `SequenceExists`, `InvalidTokens`, `OutOfBlocks`.
         """
-        prompt, cached = self._read_prompt(tokens, salt)
+        prompt = self._read_prompt(tokens, salt)
         self._require_new(seq_id)
-        num_tokens, num_cached = len(prompt.tokens), len(cached) * self.block_size
-        self._serve(self._judge_allocation(num_tokens, cached))
+        self._serve(self._judge_allocation(prompt))
 
+        cached, num_tokens = prompt.cached, len(prompt.tokens)
+        num_cached = len(cached) * self.block_size
         self._pool.acquire(cached)  # before anything is evicted: a hit must not evict itself
         new = self._take(self._num_blocks_for(num_tokens) - len(cached))
         self._sequences[seq_id] = Sequence(
@@ -349,16 +350,16 @@ class BlockManager:
     def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def _read_prompt(self, tokens: Iterable[int], salt: str | None) -> tuple[_Prompt, list[int]]:
+    def _read_prompt(self, tokens: Iterable[int], salt: str | None) -> _Prompt:
         """Pack a prompt and find the blocks that hold its cached prefix."""
         packed = pack_tokens(tokens)
         if not packed:
             raise InvalidTokens("a prompt must have at least 1 token, got 0")
-        prompt = _Prompt(packed, namespace_root(salt))
+        root = namespace_root(salt)
         # One token is always left to compute: its logits are what a prompt is run for.
         num_full = (len(packed) - 1) // self.block_size
         blocks = split_blocks(packed, self.block_size, 0, num_full)
-        return prompt, self._index.match(prompt.root, blocks)
+        return _Prompt(packed, root, self._index.match(root, blocks))
 
     def _plan_writes(self, batch: Batch) -> dict[SequenceId, Write]:
         """Check a batch and find the blocks it needs, without changing anything."""
@@ -374,9 +375,9 @@ class BlockManager:
             writes[seq_id] = write
         return writes
 
-    def _judge_allocation(self, num_tokens: int, cached: list[int]) -> Verdict:
-        num_total = self._num_blocks_for(num_tokens)
-        return self._pool.judge(num_total - len(cached), num_total, frozenset(cached))
+    def _judge_allocation(self, prompt: _Prompt) -> Verdict:
+        num_total, hits = self._num_blocks_for(len(prompt.tokens)), frozenset(prompt.cached)
+        return self._pool.judge(num_total - len(hits), num_total, hits)
 
     def _judge_append(self, writes: Mapping[SequenceId, Write]) -> Verdict:
         needed = sum(write.num_new_blocks for write in writes.values())
