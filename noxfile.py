@@ -96,3 +96,12 @@ def alone(session: nox.Session, package: str) -> None:
     script = ROOT / "tests" / "alone" / f"{package}.py"
     session.chdir(session.create_tmp())
     session.run("python", "-I", str(script))
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Measure beside others: `nox -s bench -- allocator [options]` (benchmarks/README.md)."""
+    name, *options = session.posargs or ["allocator"]
+    # The peers' needs stay out of every other environment, and so do the peers.
+    install(session, "-e", "packages/kvblocks", "-r", f"benchmarks/{name}/requirements.txt")
+    session.run("python", "-m", f"benchmarks.{name}", *options)

@@ -1,0 +1,1 @@
+"""Block managers side by side: `python -m benchmarks.allocator --help`."""

@@ -1,0 +1,1 @@
+"""One module a block manager: how the benchmark drives it."""
