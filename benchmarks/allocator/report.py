@@ -95,7 +95,7 @@ def as_json(run: Run, *, quick: bool) -> dict[str, Any]:
         "machine": _machine(),
         "versions": run.versions,
         "missing": run.missing,
-        "command": f"nox -s bench -- allocator {' '.join(sys.argv[1:])}".strip(),
+        "command": " ".join([_program(), *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
         "quick": quick,
@@ -150,6 +150,11 @@ def _machine() -> dict[str, Any]:
         "python": sys.version.split()[0],
         "implementation": platform.python_implementation(),
     }
+
+
+def _program() -> str:
+    in_nox = "NOX_CURRENT_SESSION" in os.environ
+    return "nox -s bench -- allocator" if in_nox else "python -m benchmarks.allocator"
 
 
 def _commit() -> str:

@@ -37,6 +37,12 @@ def require(expected: object, got: object, what: str) -> None:
         raise WrongAnswerError(f"{what} must be {expected}, got {got}")
 
 
+def require_hits(expected: Sequence[int], got: Sequence[int]) -> None:
+    """Raise `WrongAnswerError` for the first prompt of which too few or too many tokens were cached."""
+    for number, (right, answer) in enumerate(zip(expected, got, strict=True)):
+        require(right, answer, f"cached tokens of prompt {number}")
+
+
 def settle() -> None:
     """Take what is there out of the garbage collector's rounds, as servers do after start-up."""
     gc.collect()
@@ -195,7 +201,7 @@ class SharedPrefix(Prompts):
     def round(self) -> Figures:
         prompts = self.pack(self._prompts(next(self.numbers), self.num_prompts))
         nanoseconds, hits = self.serve(prompts)
-        require([4096] * self.num_prompts, hits, "cached tokens")
+        require_hits([4096] * self.num_prompts, hits)
         return {"": nanoseconds / 1e3 / self.num_prompts}
 
 
@@ -219,7 +225,7 @@ class UniquePrompts(Prompts):
         nanoseconds, hits = self.serve(
             self.pack(self._prompts(next(self.numbers), self.num_prompts))
         )
-        require([0] * self.num_prompts, hits, "cached tokens")
+        require_hits([0] * self.num_prompts, hits)
         return {"": nanoseconds / 1e3 / self.num_prompts}
 
 
@@ -240,7 +246,7 @@ class Replay(Prompts):
         settle()
         nanoseconds, hits = self.serve(self.prompts)
         if self.adapter.evicts_like_model or self.expected == self.possible:
-            require(self.expected, hits, "cached tokens of each prompt")
+            require_hits(self.expected, hits)
         elif any(hit > most for hit, most in zip(hits, self.possible, strict=True)):
             raise WrongAnswerError("more tokens were cached than prompts have in common")
         return {"": nanoseconds / 1e3 / len(self.prompts)}

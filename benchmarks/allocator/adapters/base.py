@@ -26,12 +26,13 @@ class Can(Enum):
     DECODE = "append to a running batch"
     CACHE = "share prefixes"
     FORK = "fork a running sequence"
+    SHOW_MEMORY = "keep its state where Python can count it"
 
 
 class Adapter(ABC):
     """One block manager over a pool of `num_blocks` usable blocks of `block_size` tokens."""
 
-    abilities: ClassVar[frozenset[Can]] = frozenset({Can.ALLOCATE, Can.DECODE, Can.CACHE})
+    abilities: ClassVar[frozenset[Can]] = frozenset(Can) - {Can.FORK}
     # Whether it evicts as `expected.LeastRecentlyUsed` does, so that hits under pressure are known.
     evicts_like_model: ClassVar[bool] = False
     # Whether it shares blocks between forks only where it shares prefixes too.
