@@ -283,14 +283,9 @@ class Engine(NaiveBlocks):
             return
         step = self.step if self.often() else self.rng.randint(self.completed + 1, self.step)
         self.run_up_to(step)
-        waiting = self.states()["fenced"]
         self.manager.complete_step(step)
         self.manager.complete_step(self.rng.randint(1, step))  # once more is no harm
         self.completed = step
-        done = [b for b in waiting if self.fence[b] <= step]
-        for block in sorted(done, key=lambda b: (self.fence[b], self.given_up[b])):
-            self.time += 1
-            self.given_up[block] = self.time
         for seq in self.seqs.values():
             seq.flights = [flight for flight in seq.flights if flight[0] > step]
 

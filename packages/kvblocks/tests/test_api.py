@@ -21,7 +21,7 @@ MODULES = (
     "errors",
     "hashing",
     "pool",
-    "prefix",
+    "runs",
     "sequence",
     "checks",
     "manager",

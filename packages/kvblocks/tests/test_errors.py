@@ -2,12 +2,14 @@
 
 import copy
 import pickle
+from array import array
 from collections.abc import Callable
 
 import pytest
 
 import kvblocks
 from kvblocks import BlockManager, KVBlocksError, OutOfBlocks, Verdict, When
+from kvblocks.runs import Run
 
 from .helpers import filled, refused
 
@@ -224,6 +226,11 @@ def test_out_of_blocks_keeps_its_verdict_through_pickle_and_copy() -> None:
 # ── check() ──────────────────────────────────────────────────────────────────────────────────
 
 
+def run_of(manager: BlockManager) -> Run:
+    """The run of blocks 0 and 1, which A holds."""
+    return manager._sequences["A"].run
+
+
 def leak(manager: BlockManager) -> None:
     manager._pool.free.pop()
 
@@ -232,52 +239,71 @@ def hand_out_twice(manager: BlockManager) -> None:
     manager._pool.free.append(0)
 
 
+def miscount_cached(manager: BlockManager) -> None:
+    manager._runs.num_cached += 1
+
+
 def miscount_holders(manager: BlockManager) -> None:
-    manager._pool.ref_counts[0] += 1
+    run_of(manager).holders += 1
 
 
-def miscount_held(manager: BlockManager) -> None:
-    manager._pool.num_held += 1
+def miscount_tables(manager: BlockManager) -> None:
+    manager._pool.shared[2] = 2
 
 
-def forget_a_key(manager: BlockManager) -> None:
-    manager._index._key_of.pop(0)
-
-
-def index_a_block_twice(manager: BlockManager) -> None:
-    manager._index._block_of[b"", b""] = 0
+def cut_tokens(manager: BlockManager) -> None:
+    del run_of(manager).tokens[-1:]
 
 
 def move_a_key(manager: BlockManager) -> None:
-    parent, tokens = manager._index._key_of[0]
-    manager._index._block_of[parent, b"other"] = manager._index._block_of.pop((parent, tokens))
+    children = manager._runs.root.children
+    children[b"other"] = children.pop(run_of(manager).key)
 
 
-def keep_a_free_block(manager: BlockManager) -> None:
-    manager._pool.keyed.add(7)
+def change_a_key(manager: BlockManager) -> None:
+    run_of(manager).tokens[0] += 1
 
 
-def evict_a_parent(manager: BlockManager) -> None:
+def evict_a_parent_first(manager: BlockManager) -> None:
+    manager.allocate("C", [0, 1, 2, 3, 9])  # splits the run
+    manager.free("C")
     manager.free("A")
-    manager._pool.cached.move_to_end(0, last=False)
+    next(iter(manager._runs)).stamp = -1
 
 
-def lose_a_parent(manager: BlockManager) -> None:
+def lose_from_the_queue(manager: BlockManager) -> None:
+    run = run_of(manager)
     manager.free("A")
-    manager._pool.cached.move_to_end(0, last=False)
-    manager._index.evict(1)
+    run.queued = False
+
+
+def rest_nowhere(manager: BlockManager) -> None:
+    run = run_of(manager)
+    step = manager.begin_step()
+    manager.append({"A": 1})
+    manager.free("A")
+    del manager._runs.fenced[step][run]
+    manager._runs.fenced[step][Run(b"", bytearray(), run.blocks, None, 0)] = None
+
+
+def put_a_block_into_two_runs(manager: BlockManager) -> None:
+    run = run_of(manager)
+    twin = Run(b"", run.tokens[:16], run.blocks[:1], manager._runs.root, 0)
+    twin.key, twin.holders = bytes(twin.tokens), 0
+    manager._runs.root.children[bytes(16)] = twin
+
+
+def loosen_a_block_of_a_run(manager: BlockManager) -> None:
+    manager._sequences["A"].num_run_blocks = 1
 
 
 def fence_by_no_step(manager: BlockManager) -> None:
-    manager._pool.fenced[3] = {manager._pool.free.pop(): None}
+    manager._pool.fenced[3] = array("i", (manager._pool.free.pop(),))
+    manager._pool.num_fenced += 1
 
 
 def use_in_no_step(manager: BlockManager) -> None:
     manager._pool.touched[0] = 3
-
-
-def keep_nothing(manager: BlockManager) -> None:
-    manager._pool.keyed.remove(0)
 
 
 def commit_what_is_not_computed(manager: BlockManager) -> None:
@@ -289,12 +315,15 @@ def forget_ids(manager: BlockManager) -> None:
 
 
 def hold_a_block_twice(manager: BlockManager) -> None:
-    manager._sequences["A"].block_table.append(0)
-    manager._pool.ref_counts[0] += 1
+    manager._sequences["A"].block_table.append(2)
+    manager._pool.shared[2] = 2
 
 
-def change_ids(manager: BlockManager) -> None:
-    manager._sequences["A"].token_ids[0] = 99
+def publish_nothing(manager: BlockManager) -> None:
+    manager._sequences["A"].num_committed = 8
+    manager._sequences["A"].num_computed = 12
+    manager._sequences["A"].token_ids.extend((1, 1, 1))
+    manager._sequences["A"].num_committed = 12
 
 
 @pytest.mark.parametrize(
@@ -302,21 +331,23 @@ def change_ids(manager: BlockManager) -> None:
     [
         (leak, "must be the pool of 8, each once"),
         (hand_out_twice, "must be the pool of 8, each once"),
-        (miscount_holders, "block 0 has reference count 2 and 1 holders"),
-        (miscount_held, "4 blocks are held, 5 counted"),
-        (forget_a_key, "1 blocks have a key, 2 are kept, 2 are indexed"),
-        (index_a_block_twice, "2 blocks have a key, 2 are kept, 3 are indexed"),
-        (move_a_key, "block 0 is not under its key"),
-        (keep_a_free_block, "cached blocks must be keyed, and free ones must not"),
-        (evict_a_parent, "parent 0 would be evicted before its child 1"),
-        (lose_a_parent, "block 1 is indexed, its parent 0 is not"),
-        (fence_by_no_step, r"blocks are fenced by \[3\] and used in {}, open steps are 1..0"),
-        (use_in_no_step, r"blocks are fenced by \[\] and used in {0: 3}, open steps are 1..0"),
-        (keep_nothing, "2 blocks have a key, 1 are kept, 2 are indexed"),
+        (miscount_cached, r"\(1, 0, 0\) counted, \(0, 0, 0\) found"),
+        (miscount_holders, "2 holders counted, 1 found"),
+        (miscount_tables, r"loose blocks are shared {}, counted {2: 2}"),
+        (cut_tokens, "a run of 2 blocks has 31 bytes of tokens"),
+        (move_a_key, "must be found under its first block's tokens"),
+        (change_a_key, "must be found under its first block's tokens"),
+        (evict_a_parent_first, "a run must not be evicted before its children"),
+        (lose_from_the_queue, "a cached leaf must be in the queue of eviction"),
+        (rest_nowhere, "a run waits for step 1 without resting there"),
+        (put_a_block_into_two_runs, "must be the pool of 8, each once"),
+        (loosen_a_block_of_a_run, r"the path holds \[0, 1\], the table \[0\]"),
+        (fence_by_no_step, r"blocks wait for the steps \[3\], open are 1..0"),
+        (use_in_no_step, r"blocks wait for the steps \[3\], open are 1..0"),
         (commit_what_is_not_computed, "'A': committed 13 <= computed 9 <= capacity 12"),
         (forget_ids, "'B': 1 committed, 0 ids known"),
-        (hold_a_block_twice, r"'A' holds a block twice: \[0, 1, 2, 0\]"),
-        (change_ids, r"'A' holds 2 full committed blocks, its tokens lead to \[\]"),
+        (hold_a_block_twice, r"'A' holds a block twice: \[0, 1, 2, 2\]"),
+        (publish_nothing, "'A': 3 full blocks, 2 published"),
     ],
 )
 def test_check_finds_what_is_broken(break_it: Callable[[BlockManager], None], message: str) -> None:

@@ -10,7 +10,7 @@ from hashlib import sha256
 import pytest
 
 from kvblocks import BlockManager, InvalidTokens, chain_hashes, namespace_root
-from kvblocks.hashing import little_endian, pack_tokens
+from kvblocks.hashing import pack_tokens, split_blocks
 
 from .helpers import filled
 
@@ -95,13 +95,12 @@ def test_a_hash_depends_on_all_tokens_before_it() -> None:
     assert manager.block_hashes("A")[1] != manager.block_hashes("B")[1]
 
 
-def test_packed_tokens_are_little_endian_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens = array("I", [1, 2])
-    assert little_endian(tokens) == struct.pack("<2I", 1, 2)
+def test_blocks_are_little_endian_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = array("I", [1, 2]).tobytes()
+    assert list(split_blocks(packed, 1, 2)) == [struct.pack("<I", 1), struct.pack("<I", 2)]
     other = "big" if sys.byteorder == "little" else "little"
     monkeypatch.setattr(sys, "byteorder", other)
-    assert little_endian(tokens) == struct.pack(">2I", 1, 2)
-    assert tokens.tolist() == [1, 2]
+    assert list(split_blocks(packed, 1, 2)) == [struct.pack(">I", 1), struct.pack(">I", 2)]
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,15 @@ Knows every structure. Does not trust any counter: each is compared with what it
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from kvblocks.errors import InvariantViolation
 from kvblocks.pool import BlockPool
-from kvblocks.prefix import PrefixIndex
 from kvblocks.results import SequenceId
+from kvblocks.runs import Run, RunTree
 from kvblocks.sequence import Sequence
+
+Sequences = Mapping[SequenceId, Sequence]
 
 
 def _require(holds: bool, message: str) -> None:  # noqa: FBT001 -- reads as "require (this)"
@@ -18,69 +20,91 @@ def _require(holds: bool, message: str) -> None:  # noqa: FBT001 -- reads as "re
         raise InvariantViolation(message)
 
 
-def check_pool(pool: BlockPool) -> None:
+def _path(run: Run) -> Iterator[Run]:
+    """A run and all above it but the root."""
+    while run.parent is not None:
+        yield run
+        run = run.parent
+
+
+def check_pool(pool: BlockPool, runs: RunTree, sequences: Sequences) -> None:
     """free + cached + held + fenced = pool, and no block is in two states."""
-    fenced = [block for blocks in pool.fenced.values() for block in blocks]
-    held = [block for block, count in enumerate(pool.ref_counts) if count]
-    seen = Counter([*pool.free, *pool.cached, *fenced, *held])
+    held = {block for sequence in sequences.values() for block in sequence.block_table}
+    cached = [b for run in runs if not run.holders and not run.fence for b in run.blocks]
+    fenced_runs = [b for fenced in runs.fenced.values() for run in fenced for b in run.blocks]
+    fenced_loose = [block for blocks in pool.fenced.values() for block in blocks]
+    seen = Counter([*pool.free, *cached, *fenced_runs, *fenced_loose, *held])
     _require(
         seen == Counter(range(pool.num_blocks)),
-        f"{len(pool.free)} free + {len(pool.cached)} cached + {len(held)} held + {len(fenced)} "
-        f"fenced blocks must be the pool of {pool.num_blocks}, each once",
+        f"{len(pool.free)} free + {len(cached)} cached + {len(held)} held + "
+        f"{len(fenced_runs) + len(fenced_loose)} fenced blocks must be the pool of "
+        f"{pool.num_blocks}, each once",
     )
-    _require(len(held) == pool.num_held, f"{len(held)} blocks are held, {pool.num_held} counted")
+    counted = (runs.num_cached, runs.num_fenced, pool.num_fenced)
+    found = (len(cached), len(fenced_runs), len(fenced_loose))
     _require(
-        pool.keyed.isdisjoint(pool.free) and pool.keyed.issuperset(pool.cached),
-        "cached blocks must be keyed, and free ones must not",
+        counted == found,
+        f"cached, fenced in runs and fenced loose: {counted} counted, {found} found",
     )
+    steps = {*pool.fenced, *pool.touched.values(), *(s for s in runs.fenced if runs.fenced[s])}
     _require(
-        all(pool.completed_step < s <= pool.step for s in (*pool.fenced, *pool.touched.values())),
-        f"blocks are fenced by {sorted(pool.fenced)} and used in {pool.touched}, open steps are "
+        all(pool.completed_step < step <= pool.step for step in steps),
+        f"blocks wait for the steps {sorted(steps)}, open are "
         f"{pool.completed_step + 1}..{pool.step}",
     )
 
 
-def check_references(pool: BlockPool, sequences: Mapping[SequenceId, Sequence]) -> None:
-    """A block's reference count is the number of tables that hold it."""
-    holders = Counter(block for seq in sequences.values() for block in seq.block_table)
-    for block, count in enumerate(pool.ref_counts):
+def check_holders(pool: BlockPool, runs: RunTree, sequences: Sequences) -> None:
+    """A run is held by the paths that end in it and by held children; a loose block by tables."""
+    holders = Counter(sequence.run for sequence in sequences.values())
+    held = {run for sequence in sequences.values() for run in _path(sequence.run)}
+    for run in held:
+        assert run.parent is not None, "a path leaves the root out"
+        holders[run.parent] += 1
+    holders[runs.root] += 1
+    for run in {runs.root, *runs, *held}:
         _require(
-            count == holders[block],
-            f"block {block} has reference count {count} and {holders[block]} holders",
+            run.holders == holders[run],
+            f"a run has {run.holders} holders counted, {holders[run]} found",
         )
+    tables = Counter(block for sequence in sequences.values() for block in sequence.loose_blocks)
+    shared = {block: count for block, count in tables.items() if count > 1}
+    _require(shared == pool.shared, f"loose blocks are shared {shared}, counted {pool.shared}")
 
 
-def check_index(pool: BlockPool, index: PrefixIndex) -> None:
-    """Index and keyed blocks are a bijection, and no block outlives its parent."""
-    items = dict(index.items())
-    _require(
-        items.keys() == pool.keyed and len(index) == len(items),
-        f"{len(items)} blocks have a key, {len(pool.keyed)} are kept, {len(index)} are indexed",
-    )
-    order = {block: place for place, block in enumerate(pool.cached)}
-    for block, (parent, tokens) in items.items():
-        _require(index.find((parent, tokens)) == block, f"block {block} is not under its key")
-        if isinstance(parent, int):
-            _require(parent in items, f"block {block} is indexed, its parent {parent} is not")
+def check_runs(pool: BlockPool, runs: RunTree, block_size: int) -> None:
+    """Runs are whole, found under their keys, and none rests before its children do."""
+    blocks: Counter[int] = Counter()
+    for run in runs:
+        parent = run.parent
+        assert parent is not None, "only the root has none"
+        blocks.update(run.blocks)
+        _require(
+            len(run.tokens) == 4 * block_size * len(run.blocks) > 0,
+            f"a run of {len(run.blocks)} blocks has {len(run.tokens)} bytes of tokens",
+        )
+        _require(
+            parent.children.get(run.key) is run
+            and run.key.endswith(bytes(run.tokens[: 4 * block_size])),
+            "a run must be found under its first block's tokens",
+        )
+        _require(bool(parent.holders) or not run.holders, "a held run must hold its parent")
+        if not parent.holders:
             _require(
-                order.get(parent, pool.num_blocks) >= order.get(block, pool.num_blocks)
-                or parent not in order,
-                f"parent {parent} would be evicted before its child {block}",
+                parent.stamp >= run.stamp and parent.fence >= run.fence,
+                "a run must not be evicted before its children",
             )
-
-
-def check_published(index: PrefixIndex, sequences: Mapping[SequenceId, Sequence]) -> None:
-    """Every full committed block of a sequence is found under the sequence's own tokens."""
-    for seq_id, seq in sequences.items():
-        num_full = seq.num_committed // seq.block_size
-        found = index.match(seq.root, seq.block_tokens(0, num_full))
         _require(
-            found == seq.block_table[:num_full].tolist(),
-            f"sequence {seq_id!r} holds {num_full} full committed blocks, its tokens lead to {found}",
+            not run.fence or (not run.holders and run in runs.fenced[run.fence]),
+            f"a run waits for step {run.fence} without resting there",
         )
+        is_leaf = not (run.holders or run.fence or run.children)
+        _require(run.queued or not is_leaf, "a cached leaf must be in the queue of eviction")
+    _require(max(blocks.values(), default=1) == 1, "no block is in two runs")
+    _require(not blocks.keys() & pool.shared.keys(), "no block of a run is loose")
 
 
-def check_sequences(sequences: Mapping[SequenceId, Sequence]) -> None:
+def check_sequences(sequences: Sequences) -> None:
     """committed <= computed <= capacity, and every committed position has a known token id."""
     for seq_id, seq in sequences.items():
         _require(
@@ -89,10 +113,26 @@ def check_sequences(sequences: Mapping[SequenceId, Sequence]) -> None:
             f"<= capacity {seq.capacity} must hold",
         )
         _require(
-            seq.num_committed <= len(seq.token_ids),
-            f"sequence {seq_id!r}: {seq.num_committed} committed, {len(seq.token_ids)} ids known",
+            seq.num_committed <= seq.num_known,
+            f"sequence {seq_id!r}: {seq.num_committed} committed, {seq.num_known} ids known",
         )
         _require(
             len(set(seq.block_table)) == len(seq.block_table),
             f"sequence {seq_id!r} holds a block twice: {list(seq.block_table)}",
+        )
+
+
+def check_paths(sequences: Sequences, *, findable: bool) -> None:
+    """A table begins with the blocks of its path; with a prefix cache these are all that are full."""
+    for seq_id, seq in sequences.items():
+        path = [run.blocks for run in _path(seq.run)]
+        blocks = [block for stretch in reversed(path) for block in stretch]
+        table = list(seq.block_table[: seq.num_run_blocks])
+        _require(
+            blocks == table, f"sequence {seq_id!r}: the path holds {blocks}, the table {table}"
+        )
+        num_full = seq.num_committed // seq.block_size
+        _require(
+            seq.num_run_blocks == num_full or not findable,
+            f"sequence {seq_id!r}: {num_full} full blocks, {seq.num_run_blocks} published",
         )

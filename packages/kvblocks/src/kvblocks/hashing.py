@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from itertools import accumulate
 
@@ -67,9 +67,12 @@ def _part(tag: bytes, value: bytes) -> bytes:
     return b"%d:%b=%d:%b" % (len(tag), tag, len(value), value)
 
 
-def little_endian(tokens: array[int]) -> bytes:
-    """The bytes of packed tokens as every machine would write them."""
+def split_blocks(tokens: bytes, block_size: int, num_blocks: int) -> Iterator[bytes]:
+    """Cut packed tokens into the first blocks, each as every machine would write it."""
+    width = block_size * TOKEN_BYTES
     if sys.byteorder == "big":
-        tokens = tokens[:]
-        tokens.byteswap()
-    return tokens.tobytes()
+        swapped = array("I", tokens)
+        swapped.byteswap()
+        tokens = swapped.tobytes()
+    for at in range(0, num_blocks * width, width):
+        yield tokens[at : at + width]

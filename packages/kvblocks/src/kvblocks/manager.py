@@ -19,7 +19,8 @@ import hashlib
 import operator
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from kvblocks import checks
@@ -32,27 +33,29 @@ from kvblocks.errors import (
     UnknownBlock,
     UnknownSequence,
 )
-from kvblocks.hashing import chain_hashes, namespace_root, pack_tokens
+from kvblocks.hashing import chain_hashes, namespace_root, pack_tokens, split_blocks
 from kvblocks.pool import BlockPool
-from kvblocks.prefix import PrefixIndex
 from kvblocks.results import (
     Allocation,
     Batch,
     BlockCopy,
     Match,
     SequenceId,
+    Span,
     Stats,
     StepPlan,
     Usage,
     Verdict,
+    When,
 )
-from kvblocks.sequence import Sequence, Write, read_entry, split_blocks
+from kvblocks.runs import Found, RunTree
+from kvblocks.sequence import Sequence, Write, read_entry
 
 
 class _Prompt(NamedTuple):
     tokens: array[int]
     root: bytes
-    cached: list[int]  # the blocks that hold its cached prefix
+    found: Found
 
 
 class BlockManager:
@@ -83,9 +86,10 @@ class BlockManager:
         if self.block_size < 1:
             raise InvalidConfig(f"block_size must be at least 1, got {block_size}")
         self._pool = BlockPool(self.num_blocks)
-        self._index = PrefixIndex(self._pool)
+        self._runs = RunTree(self._pool, self.block_size)
         self._sequences: dict[SequenceId, Sequence] = {}
         self._count: Counter[str] = Counter()
+        self._peak_held = 0
 
     # ── what is there ────────────────────────────────────────────────────────────────────────
 
@@ -94,8 +98,8 @@ class BlockManager:
 
         A pure query. O(len(tokens) + blocks matched). `InvalidTokens` for what is no token id.
         """
-        cached = self._read_prompt(tokens, salt).cached
-        return Match(len(cached) * self.block_size, tuple(cached))
+        blocks = self._read_prompt(tokens, salt).found.blocks
+        return Match(len(blocks) * self.block_size, blocks)
 
     def can_allocate(self, tokens: Iterable[int], *, salt: str | None = None) -> Verdict:
         """Whether `allocate` would succeed. A pure query at the cost of `match`."""
@@ -103,7 +107,7 @@ class BlockManager:
 
     def can_append(self, batch: Batch) -> Verdict:
         """Whether `append` would succeed. A pure query; raises what `append` would for bad input."""
-        return self._judge_append(self._plan_writes(batch))
+        return self._judge_append(self._plan_writes(batch).values())
 
     def __contains__(self, seq_id: object) -> bool:
         return seq_id in self._sequences
@@ -121,10 +125,10 @@ class BlockManager:
         return self._get(seq_id).num_computed
 
     def ref_count(self, block_id: int) -> int:
-        """How many tables hold a block. `UnknownBlock` for an id outside the pool."""
+        """How many tables hold a block: counted, O(blocks in all tables). `UnknownBlock`."""
         if not 0 <= block_id < self.num_blocks:
             raise UnknownBlock(f"block ids are 0..{self.num_blocks - 1}, got {block_id}")
-        return self._pool.ref_counts[block_id]
+        return sum(s.block_table.count(block_id) for s in self._sequences.values())
 
     def block_hashes(self, seq_id: SequenceId) -> tuple[bytes, ...]:
         """The chained SHA-256 of each full committed block, equal in every process.
@@ -133,7 +137,8 @@ class BlockManager:
         """
         sequence = self._get(seq_id)
         num_full = sequence.num_committed // self.block_size
-        return tuple(chain_hashes(sequence.root, sequence.block_tokens(0, num_full)))
+        tokens = self._runs.path_tokens(sequence.run) + sequence.token_ids.tobytes()
+        return tuple(chain_hashes(sequence.root, split_blocks(tokens, self.block_size, num_full)))
 
     def usage(self) -> Usage:
         """What the held blocks hold, shared blocks counted once. O(blocks in all tables)."""
@@ -144,19 +149,19 @@ class BlockManager:
         return Usage(len(stored), len(stored) * self.block_size, sum(stored.values()))
 
     def stats(self) -> Stats:
-        """The counters. O(open steps)."""
+        """The counters. O(1)."""
         return Stats(
             num_blocks=self.num_blocks,
             num_free_blocks=len(self._pool.free),
-            num_cached_blocks=len(self._pool.cached),
-            num_held_blocks=self._pool.num_held,
-            num_fenced_blocks=self._pool.num_fenced,
-            peak_held_blocks=self._pool.peak_held,
+            num_cached_blocks=self._runs.num_cached,
+            num_held_blocks=self._num_held,
+            num_fenced_blocks=self._pool.num_fenced + self._runs.num_fenced,
+            peak_held_blocks=self._peak_held,
             num_sequences=len(self._sequences),
             num_forks=self._count["forks"],
             num_copies=self._count["copies"],
             num_merged_blocks=self._count["merged_blocks"],
-            num_evicted_blocks=self._index.num_evicted,
+            num_evicted_blocks=self._runs.num_evicted,
             num_queried_tokens=self._count["queried_tokens"],
             num_cached_tokens=self._count["cached_tokens"],
             num_refusals=self._count["refusals"],
@@ -175,22 +180,25 @@ class BlockManager:
         self._require_new(seq_id)
         self._serve(self._judge_allocation(prompt))
 
-        cached, num_tokens = prompt.cached, len(prompt.tokens)
-        num_cached = len(cached) * self.block_size
-        self._pool.acquire(cached)  # before anything is evicted: a hit must not evict itself
-        new = self._take(self._num_blocks_for(num_tokens) - len(cached))
+        num_tokens, found = len(prompt.tokens), prompt.found
+        num_cached = len(found.blocks) * self.block_size
+        run = self._runs.hold(found)  # before anything is evicted: a hit must not evict itself
+        new = self._take(self._num_blocks_for(num_tokens) - len(found.blocks))
         self._sequences[seq_id] = Sequence(
             block_size=self.block_size,
             root=prompt.root,
-            block_table=array("i", cached + new),
-            token_ids=prompt.tokens,
+            run=run,
+            num_run_blocks=len(found.blocks),
+            block_table=found.blocks + new,
+            token_ids=prompt.tokens[num_cached:],
+            first_id=num_cached,
             num_committed=num_cached,
             num_computed=num_cached,
         )
         if self.prefix_caching:
             self._count["queried_tokens"] += num_tokens
             self._count["cached_tokens"] += num_cached
-        return Allocation(num_cached, tuple(cached + new), len(new))
+        return Allocation(num_cached, len(new), found.blocks + new)
 
     def append(self, batch: Batch) -> StepPlan:
         """Schedule the next positions of several sequences; take blocks only past their capacity.
@@ -201,23 +209,28 @@ class BlockManager:
         `UnknownSequence`, `InvalidTokens`, `InvalidLength`, `OutOfBlocks`; then nothing changed.
         """
         writes = self._plan_writes(batch)
-        self._serve(self._judge_append(writes))
+        self._serve(self._judge_append(writes.values()))
 
-        slots = array("q")
+        new = self._take(sum(write.num_new_blocks for write in writes.values()))
+        spans: list[Span] = []
         copies: list[BlockCopy] = []
         gained: dict[SequenceId, tuple[int, ...]] = {}
+        at = 0
         for seq_id, write in writes.items():
-            new = self._take(write.num_new_blocks)
             sequence = self._sequences[seq_id]
-            sequence.last_step = self._pool.step
-            copies += sequence.apply_write(write, new)
-            self._pool.release(write.sources, sequence.last_step)
-            for block_slots in sequence.slots(sequence.num_computed - write.num_tokens):
-                slots.extend(block_slots)
-            if new:
-                gained[seq_id] = tuple(new)
+            sequence.last_step = max(sequence.last_step, self._pool.open_step)
+            left = array("i", (sequence.block_table[index] for index in write.replaced))
+            own = new[at : at + write.num_new_blocks]
+            at += write.num_new_blocks
+            copied, span = sequence.apply_write(write, own)
+            spans.append(span)
+            if own:
+                gained[seq_id] = tuple(own)
+            if left:
+                copies += copied
+                self._pool.give_back(left, sequence.last_step)
         self._count["copies"] += len(copies)
-        return StepPlan(slots, tuple(copies), gained)
+        return StepPlan(self.block_size, tuple(spans), tuple(copies), gained)
 
     def commit(self, seq_id: SequenceId, num_tokens: int, token_ids: Iterable[int] = ()) -> None:
         """Declare that positions [0, num_tokens) are written: full blocks may be shared from now on.
@@ -234,7 +247,7 @@ class BlockManager:
                 f"commit needs committed <= num_tokens <= computed, got "
                 f"{sequence.num_committed} <= {num_tokens} <= {sequence.num_computed}"
             )
-        num_known = len(sequence.token_ids) + len(packed)
+        num_known = sequence.num_known + len(packed)
         if packed and num_known > sequence.num_computed:
             raise InvalidTokens(
                 f"token ids may not go past the computed {sequence.num_computed} positions, "
@@ -245,10 +258,9 @@ class BlockManager:
                 f"committed positions need known token ids: {num_known} of {num_tokens} are known"
             )
         sequence.token_ids.extend(packed)
-        num_published = sequence.num_committed // self.block_size
         sequence.num_committed = num_tokens
-        if self.prefix_caching:
-            self._publish(sequence, num_published)
+        if self.prefix_caching and num_tokens // self.block_size > sequence.num_run_blocks:
+            self._publish(sequence)
 
     def truncate(self, seq_id: SequenceId, num_tokens: int) -> None:
         """Forget positions from `num_tokens` on, such as rejected drafts; surplus blocks go back.
@@ -266,9 +278,9 @@ class BlockManager:
         keep = self._num_blocks_for(num_tokens)
         surplus = sequence.block_table[keep:]
         del sequence.block_table[keep:]
-        del sequence.token_ids[num_tokens:]
+        del sequence.token_ids[num_tokens - sequence.first_id :]
         sequence.num_computed = num_tokens
-        self._pool.release(reversed(surplus), sequence.last_step)
+        self._pool.give_back(surplus, sequence.last_step)
 
     def fork(self, parent_id: SequenceId, child_id: SequenceId) -> None:
         """Make a sequence that shares all blocks of another; nothing is copied until one writes.
@@ -284,8 +296,14 @@ class BlockManager:
                 f"fork needs committed = computed, got {parent.num_committed} and "
                 f"{parent.num_computed}: commit or truncate first"
             )
+        num_full = parent.num_committed // self.block_size
+        if num_full > parent.num_run_blocks:  # without a prefix cache nothing was published
+            full = parent.block_table[parent.num_run_blocks : num_full]
+            parent.run = self._runs.set_apart(parent.run, full)
+            parent.num_run_blocks = num_full
         self._sequences[child_id] = parent.fork()
-        self._pool.acquire(parent.block_table)
+        self._runs.add_holder(parent.run)
+        self._pool.share(parent.loose_blocks)
         self._count["forks"] += 1
 
     def free(self, seq_id: SequenceId) -> None:
@@ -295,7 +313,8 @@ class BlockManager:
         """
         sequence = self._get(seq_id)
         del self._sequences[seq_id]
-        self._pool.release(reversed(sequence.block_table), sequence.last_step)
+        self._pool.give_back(sequence.loose_blocks, sequence.last_step)
+        self._runs.release(sequence.run, sequence.last_step)
 
     # ── steps in flight ──────────────────────────────────────────────────────────────────────
 
@@ -308,30 +327,29 @@ class BlockManager:
 
         O(blocks that were fenced). `InvalidStep`.
         """
-        self._pool.complete_step(operator.index(step))
+        step = operator.index(step)
+        if self._pool.complete_step(step):
+            self._runs.complete_step(step)
 
     # ── proof ────────────────────────────────────────────────────────────────────────────────
 
     def check(self) -> None:
         """Prove the invariants, or raise `InvariantViolation` with numbers. O(state)."""
-        checks.check_pool(self._pool)
-        checks.check_references(self._pool, self._sequences)
-        checks.check_index(self._pool, self._index)
+        checks.check_pool(self._pool, self._runs, self._sequences)
+        checks.check_holders(self._pool, self._runs, self._sequences)
+        checks.check_runs(self._pool, self._runs, self.block_size)
         checks.check_sequences(self._sequences)
-        if self.prefix_caching:
-            checks.check_published(self._index, self._sequences)
+        checks.check_paths(self._sequences, findable=self.prefix_caching)
 
     def state_digest(self) -> str:
         """A digest of everything a caller could observe but the counter of refusals. O(state)."""
         pool, count = self._pool, self._count - Counter(refusals=self._count["refusals"])
         state = (
-            (pool.ref_counts, pool.free, list(pool.cached), sorted(pool.keyed)),
-            [(step, list(blocks)) for step, blocks in sorted(pool.fenced.items())],
-            (pool.step, pool.completed_step, sorted(pool.touched.items())),
-            (pool.peak_held, self._index.num_evicted),
-            sorted(self._index.items()),
-            list(self._sequences.items()),
-            sorted(count.items()),
+            (pool.free, sorted(pool.shared.items()), sorted(pool.touched.items())),
+            (pool.step, pool.completed_step, sorted(pool.fenced.items())),
+            self._runs.state(),
+            [(seq_id, sequence.state()) for seq_id, sequence in self._sequences.items()],
+            (self._peak_held, sorted(count.items())),
         )
         return hashlib.sha256(repr(state).encode()).hexdigest()
 
@@ -350,58 +368,97 @@ class BlockManager:
     def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
+    @property
+    def _num_held(self) -> int:
+        runs, pool = self._runs, self._pool
+        resting = runs.num_cached + runs.num_fenced + pool.num_fenced
+        return self.num_blocks - len(pool.free) - resting
+
     def _read_prompt(self, tokens: Iterable[int], salt: str | None) -> _Prompt:
-        """Pack a prompt and find the blocks that hold its cached prefix."""
+        """Pack a prompt and find its cached prefix."""
         packed = pack_tokens(tokens)
         if not packed:
             raise InvalidTokens("a prompt must have at least 1 token, got 0")
         root = namespace_root(salt)
         # One token is always left to compute: its logits are what a prompt is run for.
-        num_full = (len(packed) - 1) // self.block_size
-        blocks = split_blocks(packed, self.block_size, 0, num_full)
-        return _Prompt(packed, root, self._index.match(root, blocks))
+        num_full = (len(packed) - 1) // self.block_size if self.prefix_caching else 0
+        full = packed[: num_full * self.block_size].tobytes()
+        return _Prompt(packed, root, self._runs.find(root, full))
 
     def _plan_writes(self, batch: Batch) -> dict[SequenceId, Write]:
         """Check a batch and find the blocks it needs, without changing anything."""
         # All entries are read before anything is looked at: a generator may do anything.
         entries = {seq_id: read_entry(entry) for seq_id, entry in batch.items()}
         writes: dict[SequenceId, Write] = {}
-        given_up: Counter[int] = Counter()  # references that earlier entries of the batch drop
+        shared = self._pool.shared
+        given_up: Counter[int] = Counter()  # places in tables that earlier entries leave
         for seq_id, entry in entries.items():
-            write = self._get(seq_id).plan_write(
-                seq_id, entry, lambda block: self._pool.ref_counts[block] - given_up[block]
-            )
-            given_up.update(write.sources)
+            sequence = self._get(seq_id)
+            write = sequence.plan_write(seq_id, entry, shared, given_up)
+            given_up.update(sequence.block_table[index] for index in write.replaced)
             writes[seq_id] = write
         return writes
 
     def _judge_allocation(self, prompt: _Prompt) -> Verdict:
-        num_total, hits = self._num_blocks_for(len(prompt.tokens)), frozenset(prompt.cached)
-        return self._pool.judge(num_total - len(hits), num_total, hits)
+        num_total = self._num_blocks_for(len(prompt.tokens))
+        cached, fenced = self._runs.reused(prompt.found)
+        return self._judge(num_total - len(prompt.found.blocks), num_total, cached, fenced)
 
-    def _judge_append(self, writes: Mapping[SequenceId, Write]) -> Verdict:
-        needed = sum(write.num_new_blocks for write in writes.values())
-        longest = max((write.num_blocks for write in writes.values()), default=0)
-        return self._pool.judge(needed, longest)
+    def _judge_append(self, writes: Collection[Write]) -> Verdict:
+        needed = sum(write.num_new_blocks for write in writes)
+        return self._judge(needed, max((write.num_blocks for write in writes), default=0))
+
+    def _judge(
+        self,
+        num_needed: int,
+        num_total: int,
+        reused_cached: int = 0,
+        reused_fenced: Mapping[int, int] = MappingProxyType({}),
+    ) -> Verdict:
+        """Judge a need for new blocks, `num_total` in all for one sequence.
+
+        What the need reuses of cached and of fenced blocks cannot be taken. O(open steps), and
+        O(fenced runs) if it cannot be served now.
+        """
+        available = len(self._pool.free) + self._runs.num_cached - reused_cached
+        if num_total > self.num_blocks:
+            return Verdict(When.NEVER, num_needed, available)
+        if num_needed <= available:
+            return Verdict(When.NOW, num_needed, available)
+        within_reach = available
+        for step in sorted({*self._pool.fenced, *self._runs.fenced}):
+            within_reach += len(self._pool.fenced.get(step, ())) - reused_fenced.get(step, 0)
+            within_reach += sum(len(run.blocks) for run in self._runs.fenced.get(step, ()))
+            if num_needed <= within_reach:
+                return Verdict(When.AFTER_STEP, num_needed, available, step)
+        return Verdict(When.LATER, num_needed, available)
 
     def _serve(self, verdict: Verdict) -> None:
         if not verdict.is_now:
             self._count["refusals"] += 1
             raise OutOfBlocks(verdict)
 
-    def _take(self, num_blocks: int) -> list[int]:
+    def _take(self, num_blocks: int) -> array[int]:
         """Take blocks, free ones before cached ones. A verdict has made sure of enough."""
-        self._index.evict(max(0, num_blocks - len(self._pool.free)))
-        return self._pool.take(num_blocks)
+        taken = self._pool.take(min(num_blocks, len(self._pool.free)))
+        if len(taken) < num_blocks:
+            taken += self._runs.evict(num_blocks - len(taken))
+        self._peak_held = max(self._peak_held, self._num_held)
+        return taken
 
-    def _publish(self, sequence: Sequence, start: int) -> None:
-        """Make blocks findable that became full, from `start` on; adopt blocks of equal content."""
-        table, num_full = sequence.block_table, sequence.num_committed // self.block_size
-        for index, tokens in enumerate(sequence.block_tokens(start, num_full), start):
-            own = table[index]
-            found = self._index.publish(table[index - 1] if index else sequence.root, tokens, own)
-            if found != own:
-                table[index] = found
-                self._pool.release((own,), sequence.last_step)
-                self._pool.acquire((found,))
-                self._count["merged_blocks"] += 1
+    def _publish(self, sequence: Sequence) -> None:
+        """Make blocks findable that became full; exchange those whose content is here already."""
+        num_full = sequence.num_committed // self.block_size
+        start = sequence.num_run_blocks
+        num_tokens = num_full * self.block_size - sequence.first_id
+        tokens = sequence.token_ids[:num_tokens].tobytes()
+        own = sequence.block_table[start:num_full]
+        found = self._runs.publish(sequence.run, sequence.root, tokens, own)
+        if found.blocks:
+            surplus = own[: len(found.blocks)]
+            sequence.block_table[start : start + len(surplus)] = found.blocks
+            self._pool.give_back(surplus, sequence.last_step)
+            self._count["merged_blocks"] += len(surplus)
+        sequence.run, sequence.num_run_blocks = found.run, num_full
+        del sequence.token_ids[:num_tokens]
+        sequence.first_id += num_tokens

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 SequenceId: TypeAlias = Hashable
@@ -62,21 +63,29 @@ class Verdict:
                 return f"{need}; one sequence would hold more than the whole pool"
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """How much of a prompt the prefix cache holds: full blocks, never the whole prompt."""
 
     num_tokens: int
-    block_ids: tuple[int, ...]
+    block_table: array[int]
+
+    @property
+    def block_ids(self) -> tuple[int, ...]:
+        """The cached blocks in order."""
+        return tuple(self.block_table)
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(NamedTuple):
     """What `allocate` took: cached blocks by reference, and new blocks for the rest."""
 
     num_cached_tokens: int
-    block_ids: tuple[int, ...]
     num_new_blocks: int
+    block_table: array[int]
+
+    @property
+    def block_ids(self) -> tuple[int, ...]:
+        """All blocks of the sequence in order."""
+        return tuple(self.block_table)
 
 
 class BlockCopy(NamedTuple):
@@ -87,18 +96,42 @@ class BlockCopy(NamedTuple):
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+class Span(NamedTuple):
+    """Consecutive positions of one sequence: `num_tokens` from `offset` in the first block on."""
+
+    blocks: array[int]
+    offset: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
 class StepPlan:
     """Where one step writes.
 
-    `slot_mapping` is int64, one slot a scheduled token, in the order of the batch: slot =
-    block_id * block_size + offset. `copies` must be complete before the first write; no
-    destination is another copy's source. `new_blocks` names the blocks each sequence gained.
+    `copies` must be complete before the first write; no destination is another copy's source.
+    `new_blocks` names the blocks each sequence gained. `spans` says where each entry of the batch
+    writes, and `slot_mapping` the same token by token.
     """
 
-    slot_mapping: array[int] = field(default_factory=lambda: array("q"))
+    block_size: int
+    spans: tuple[Span, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
     new_blocks: Mapping[SequenceId, tuple[int, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def slot_mapping(self) -> array[int]:
+        """One slot a scheduled token, int64, in the order of the batch.
+
+        slot = block_id * block_size + offset. O(tokens), when first asked for.
+        """
+        slots = array("q")
+        size = self.block_size
+        for blocks, offset, num_tokens in self.spans:
+            end = offset + num_tokens  # counted from the start of the first block
+            for first, block in zip(range(0, end, size), blocks, strict=True):
+                start = block * size
+                slots.extend(range(start + max(offset - first, 0), start + min(end - first, size)))
+        return slots
 
 
 @dataclass(frozen=True, slots=True)
