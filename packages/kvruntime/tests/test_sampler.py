@@ -56,6 +56,17 @@ def test_top_p_draws_from_the_fewest_tokens_that_reach_p() -> None:
     assert set(draws(logits, 2_000, top_p=1.0)) == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize("temperature", [1e-9, 1e-320])
+def test_a_tiny_temperature_takes_the_likeliest_token(temperature: float) -> None:
+    logits = random_logits(1) * 1000
+    assert set(draws(logits, 50, temperature=temperature)) == {int(logits.argmax())}
+
+
+def test_cuts_wider_than_the_vocabulary_cut_nothing() -> None:
+    logits = random_logits(1)
+    assert draws(logits, 50, top_k=10**30) == draws(logits, 50)
+
+
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
     logits = random_logits(6)
     rows = [row(position=i, temperature=i / 2, top_k=i, index=i) for i in range(6)]
@@ -89,6 +100,10 @@ def test_the_largest_seed_is_a_seed() -> None:
         ({"top_k": -1}, r"top_k must be 0 \(all\) or above, got -1"),
         ({"top_p": 0.0}, r"top_p must be in \(0, 1\], got 0.0"),
         ({"top_p": 1.5}, r"top_p must be in \(0, 1\], got 1.5"),
+        ({"n": 1.5}, "n must be an integer, got 1.5"),
+        ({"max_tokens": float("inf")}, "max_tokens must be an integer, got inf"),
+        ({"top_k": 2.5}, "top_k must be an integer, got 2.5"),
+        ({"seed": 1.5}, "seed must be an integer, got 1.5"),
         ({"seed": -1}, r"seed must be in \[0, 2\*\*64\), got -1"),
     ],
 )

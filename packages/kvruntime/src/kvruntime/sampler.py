@@ -55,7 +55,8 @@ def _draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
 
     vocab_size = logits.shape[-1]
     ordered, order = logits.to(torch.float64).sort(dim=-1, descending=True, stable=True)
-    ordered /= column([row.params.temperature for row in rows])
+    # Differences to the likeliest stay finite, however small the temperature.
+    ordered = (ordered - ordered[:, :1]) / column([row.params.temperature for row in rows])
     rank = torch.arange(vocab_size)
     ordered[rank >= column([row.params.top_k or vocab_size for row in rows])] = -torch.inf
     probabilities = ordered.softmax(dim=-1)

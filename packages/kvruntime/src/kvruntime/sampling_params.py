@@ -1,6 +1,7 @@
 """How a request wants its tokens chosen. Knows the rules of the values, not how sampling works."""
 
 from dataclasses import dataclass
+from numbers import Integral
 
 from kvruntime.errors import InvalidRequest
 
@@ -30,6 +31,12 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("n", "max_tokens", "top_k", "seed"):
+            value = getattr(self, name)
+            is_unset = name == "seed" and value is None
+            _require(
+                is_unset or isinstance(value, Integral), f"{name} must be an integer, got {value!r}"
+            )
         _require(self.n >= 1, f"n must be at least 1, got {self.n}")
         _require(self.max_tokens >= 1, f"max_tokens must be at least 1, got {self.max_tokens}")
         _require(
