@@ -19,6 +19,7 @@ import tokenizers
 import torch
 import transformers
 
+from kvruntime import LLM, EngineConfig
 from kvruntime.config import ModelConfig
 from kvruntime.weights import Checkpoint, load_checkpoint
 from kvruntime.weights.gguf_convert import CONVERTER_VERSION
@@ -141,6 +142,16 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
             save_tokenizer(folder)
             made[name] = folder
         return made[name]
+
+    return make
+
+
+@pytest.fixture
+def make_llm(tiny_checkpoint: Callable[[str], Path]) -> Callable[..., LLM]:
+    """Return a function from a name in `_TINY` and settings of the engine to a new `LLM`."""
+
+    def make(family: str = "llama", **config: Any) -> LLM:
+        return LLM(tiny_checkpoint(family), EngineConfig(**{"num_blocks": 256, **config}))
 
     return make
 

@@ -39,14 +39,6 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 PROMPTS = [prompt(length, seed=length) for length in (1, 5, 16, 17, 33, 47)]
 
 
-@pytest.fixture
-def make_llm(tiny_checkpoint: Callable[[str], Path]) -> MakeLLM:
-    def make(family: str = "llama", **config: Any) -> LLM:
-        return LLM(tiny_checkpoint(family), EngineConfig(**{"num_blocks": 256, **config}))
-
-    return make
-
-
 def tokens_of(outputs: Sequence[RequestOutput]) -> list[list[list[int]]]:
     return [[sample.token_ids for sample in output.outputs] for output in outputs]
 
@@ -247,11 +239,18 @@ def test_more_samples_than_seats_are_refused(make_llm: MakeLLM) -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [{"block_size": 0}, {"num_blocks": 0}, {"max_num_batched_tokens": 0}]
+    "config",
+    [
+        {"block_size": 0},
+        {"num_blocks": 0},
+        {"max_num_batched_tokens": 0},
+        {"kv_memory_bytes": -1},
+        {"num_blocks": 2.5},
+    ],
 )
-def test_settings_below_one_are_refused(config: dict[str, int]) -> None:
-    with pytest.raises(InvalidRequest, match="must be at least 1, got 0"):
-        EngineConfig(**config)  # type: ignore[arg-type]
+def test_settings_that_are_no_integer_of_at_least_one_are_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="must be an integer of at least 1, got"):
+        EngineConfig(**config)
 
 
 def test_a_pool_smaller_than_a_block_is_refused(make_llm: MakeLLM) -> None:
@@ -259,22 +258,27 @@ def test_a_pool_smaller_than_a_block_is_refused(make_llm: MakeLLM) -> None:
         make_llm(num_blocks=None, kv_memory_bytes=100)
 
 
-def test_one_text_one_list_of_ids_and_a_batch_are_all_prompts(make_llm: MakeLLM) -> None:
-    llm = make_llm()
-    text = "the cache"
-    ids = llm.tokenizer.encode(text)
-    [from_text] = llm.generate(text, GREEDY)
-    [from_ids] = llm.generate(ids, GREEDY)
-    both: list[str | list[int]] = [text, ids]
-    batch = llm.generate(both, GREEDY)
-    assert len({tuple(o.outputs[0].token_ids) for o in (from_text, from_ids, *batch)}) == 1
-    assert from_ids.prompt == text
+@pytest.mark.parametrize("num_blocks", [10**11, 10**15])
+def test_a_pool_beyond_all_memory_is_refused(make_llm: MakeLLM, num_blocks: int) -> None:
+    with pytest.raises(InvalidRequest, match=f"must fit into memory, got {num_blocks} blocks of"):
+        make_llm(num_blocks=num_blocks)
 
 
-def test_one_conversation_and_a_list_of_them_are_answered(make_llm: MakeLLM) -> None:
-    llm = make_llm()
-    conversation = [{"role": "user", "content": "the cache"}]
-    [single] = llm.chat(conversation, GREEDY)
-    [listed] = llm.chat([conversation], GREEDY)
-    assert single.outputs == listed.outputs
-    assert single.prompt.startswith("<|im_start|>user\nthe cache<|im_end|>")
+def test_a_shared_tail_wastes_its_slots_once(make_llm: MakeLLM) -> None:
+    """One token a step: the other samples' next tokens have no slot yet that they could fill."""
+    llm = make_llm(block_size=2, max_num_batched_tokens=1)
+    llm.generate([prompt(1)], SamplingParams(n=4, max_tokens=1, seed=0))
+    assert llm.stats.tail_waste_slots == 1
+    small = make_llm(block_size=2, num_blocks=2, max_num_batched_tokens=1)
+    small.generate([prompt(2)], SamplingParams(n=4, max_tokens=2, seed=0, ignore_eos=True))
+    assert small.stats.tail_waste_slots == 1
+
+
+def test_statistics_of_the_cache_count_tokens_of_prompts_only(make_llm: MakeLLM) -> None:
+    """A preempted sequence finds generated tokens again, and its own prompt."""
+    llm = make_llm(num_blocks=9, block_size=4)
+    outputs = llm.generate([prompt(6, seed=1), prompt(6, seed=2)], GREEDY)
+    stats = llm.stats
+    assert stats.num_preemptions_recompute == 1
+    assert stats.num_prefill_tokens + stats.num_cached_tokens == 3 * 6
+    assert [output.num_cached_tokens for output in outputs] == [0, 0]

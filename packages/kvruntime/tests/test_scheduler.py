@@ -143,6 +143,35 @@ def test_a_preempted_sequence_goes_before_those_that_never_ran() -> None:
     assert [sequence.seq_id for sequence in scheduler.waiting] == [(1, 0), (2, 0)]
 
 
+def test_a_prompt_preempted_before_its_end_counts_only_what_it_found_at_first() -> None:
+    scheduler = make(num_blocks=5, budget=8)
+    add(scheduler, 0, range(7))
+    new = add(scheduler, 1, range(100, 110))
+    for _ in range(3):
+        run(scheduler)
+    assert (scheduler.num_preemptions, new.num_cached_tokens) == (1, 0)
+    scheduler.abort(scheduler.running[0].request)
+    output = run(scheduler)
+    assert [(item.sequence.seq_id, item.start) for item in output.scheduled] == [((1, 0), 8)]
+    assert new.num_cached_tokens == 0
+    assert scheduler.num_cached_tokens == 8
+
+
+def test_an_aborted_request_is_gone_wherever_it_stood() -> None:
+    scheduler = make(seqs=4)
+    running = add(scheduler, 0, range(6), n=3)
+    waiting = add(scheduler, 1, range(100, 106), n=2)
+    left = add(scheduler, 2, range(200, 203))
+    run(scheduler)
+    scheduler.schedule()  # a step that is never completed
+    scheduler.abort(running)
+    scheduler.abort(waiting)
+    scheduler.manager.check()
+    assert scheduler.manager.stats().num_held_blocks == 0
+    assert scheduler.manager.stats().num_fenced_blocks == 0
+    assert counts(run(scheduler)) == {left.sequences[0].seq_id: 3}
+
+
 def test_finished_sequences_leave_no_block_behind() -> None:
     scheduler = make()
     requests = [add(scheduler, i, range(100 * i, 100 * i + 9), n=1 + i) for i in range(3)]

@@ -4,7 +4,8 @@ Knows how the parts follow one another, and counts what they did. Does not know 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from numbers import Integral
 
 from kvblocks import BlockManager
 from kvruntime.errors import InvalidRequest
@@ -43,21 +44,24 @@ class EngineConfig:
     num_threads: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_num_batched_tokens", "max_num_seqs", "num_threads"):
-            if getattr(self, name) < 1:
-                raise InvalidRequest(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("num_blocks", "max_model_len"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidRequest(f"{name} must be at least 1, got {value}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or (value is None and field.default is None):
+                continue
+            if not isinstance(value, Integral) or value < 1:
+                raise InvalidRequest(
+                    f"{field.name} must be an integer of at least 1, got {value!r}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """What an engine did since it was made.
 
-    `tail_waste_slots` is taken when the pool was fullest. `contiguous_slots` is what reserving
-    `max_model_len` slots for each sample that ran would have held at the busiest step.
+    `num_prefill_tokens` and `num_cached_tokens` count the tokens of prompts that were computed and
+    those that were found, once more for a sequence that was preempted. `tail_waste_slots` is taken
+    when the pool was fullest. `contiguous_slots` is what reserving `max_model_len` slots for each
+    sample that ran would have held at the busiest step.
     `num_leaked_blocks` counts blocks that are held though no request is.
     """
 
@@ -91,6 +95,8 @@ class Engine:
         self.max_model_len = min(
             config.max_model_len or self.model_len, self.model_len, num_blocks * config.block_size
         )
+        # First, since a pool beyond all memory is refused here.
+        self.runner = ModelRunner(model, num_blocks=num_blocks, block_size=config.block_size)
         self.manager = BlockManager(
             num_blocks, config.block_size, prefix_caching=config.prefix_caching
         )
@@ -99,7 +105,6 @@ class Engine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
         )
-        self.runner = ModelRunner(model, num_blocks=num_blocks, block_size=config.block_size)
         self._eos_token_ids = frozenset(model.config.eos_token_ids)
         self._num_prefill_tokens = 0
         self._num_generated_tokens = 0
@@ -137,6 +142,10 @@ class Engine:
         self.check_request(request.prompt_token_ids, request.params)
         self.scheduler.add(request)
 
+    def abort(self, request: Request) -> None:
+        """Drop a request, wherever it stands, and give its blocks back; also after a failed step."""
+        self.scheduler.abort(request)
+
     @property
     def has_work(self) -> bool:
         """Whether a request is unfinished."""
@@ -164,7 +173,7 @@ class Engine:
         pool = self.manager.stats()
         return EngineStats(
             num_prefill_tokens=self._num_prefill_tokens,
-            num_cached_tokens=pool.num_cached_tokens,
+            num_cached_tokens=self.scheduler.num_cached_tokens,
             num_generated_tokens=self._num_generated_tokens,
             num_steps=self._num_steps,
             num_preemptions_recompute=self.scheduler.num_preemptions,
@@ -202,16 +211,21 @@ class Engine:
         """Count a step's work, and note the fullest moment of the pool."""
         self._num_steps += 1
         self._num_prefill_tokens += sum(map(_num_prompt_tokens, output.scheduled))
-        running = self.scheduler.running
-        self._peak_samples = max(self._peak_samples, len(running))
+        self._peak_samples = max(self._peak_samples, len(self.scheduler.running))
         held = self.manager.stats().num_held_blocks
         if held > self._peak_blocks:
             self._peak_blocks = held
-            # Slots that known tokens will fill in a later chunk are reserved, not wasted.
-            reserved = sum(sequence.num_pending_tokens for sequence in running) - sum(
-                len(item.token_ids) for item in output.scheduled
-            )
-            self._tail_waste_slots = self.manager.usage().num_wasted_slots - reserved
+            self._tail_waste_slots = self._num_tail_waste_slots()
+
+    def _num_tail_waste_slots(self) -> int:
+        """Slots of last blocks that no known token will fill, for none of the block's holders."""
+        block_size = self.manager.block_size
+        wasted: dict[int, int] = {}
+        for sequence in self.scheduler.running:
+            table = self.manager.block_table(sequence.seq_id)
+            unfilled = max(0, len(table) * block_size - len(sequence.token_ids))
+            wasted[table[-1]] = min(unfilled, wasted.get(table[-1], block_size))
+        return sum(wasted.values())
 
 
 def _sampling_row(sequence: Sequence) -> SamplingRow:

@@ -9,11 +9,15 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from itertools import count
+from numbers import Integral
+from operator import index
+from reprlib import repr as shortened
 from typing import Any, TypeAlias, cast
 
 import torch
 
 from kvruntime.engine import Engine, EngineConfig, EngineStats
+from kvruntime.errors import InvalidRequest
 from kvruntime.models import Llama
 from kvruntime.request import CompletionOutput, Request, RequestOutput
 from kvruntime.sampling_params import SamplingParams
@@ -40,7 +44,8 @@ class LLM:
         print(answer.outputs[0].text)
 
     Raises `CheckpointError` for a checkpoint that cannot be used, `InvalidRequest` for prompts and
-    settings that cannot be served; nothing is queued then.
+    settings that cannot be served; nothing is queued then. A call that ends otherwise, by an
+    interrupt say, drops its requests: the next call starts afresh.
     """
 
     def __init__(
@@ -76,7 +81,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or several, through the model's own chat template."""
         texts = [self.tokenizer.apply_chat_template(c) for c in _conversations(conversations)]
-        encoded = [(text, self.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+        encoded = [(text, self._tokenize(text, add_special_tokens=False)) for text in texts]
         return self._answer(encoded, params)
 
     @property
@@ -91,8 +96,22 @@ class LLM:
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt)
-        return None, list(prompt)
+            return prompt, self._tokenize(prompt)
+        try:
+            return None, [index(token_id) for token_id in prompt]
+        except TypeError:
+            raise InvalidRequest(
+                f"a prompt must be a text or a sequence of token ids, got {shortened(prompt)}"
+            ) from None
+
+    def _tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # bytes of a command line that are no text
+            raise InvalidRequest(
+                f"a prompt must be valid Unicode, got {text[error.start]!r}"
+            ) from None
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def _answer(
         self, encoded: Sequence[tuple[str | None, list[int]]], params: SamplingParams | None
@@ -105,9 +124,14 @@ class LLM:
             Request(next(self._request_ids), self._text(text, token_ids), token_ids, params, seed)
             for text, token_ids in encoded
         ]
-        for request in requests:
-            self.engine.add(request)
-        self._run(len(requests) * params.n * params.max_tokens)
+        try:
+            for request in requests:
+                self.engine.add(request)
+            self._run(len(requests) * params.n * params.max_tokens)
+        except BaseException:
+            for request in requests:
+                self.engine.abort(request)
+            raise
         return [self._output(request) for request in requests]
 
     def _text(self, text: str | None, token_ids: list[int]) -> str:
@@ -137,14 +161,14 @@ class LLM:
             request.request_id,
             request.prompt,
             request.prompt_token_ids,
-            request.num_cached_tokens,
+            request.num_cached_tokens or 0,
             tuple(outputs),
         )
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """One prompt is a list of one: a text, or a sequence of token ids."""
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Integral)):
         return [cast("Prompt", prompts)]
     return cast("Sequence[Prompt]", prompts)
 
@@ -153,6 +177,13 @@ def _conversations(
     conversations: Sequence[Message] | Sequence[Sequence[Message]],
 ) -> Sequence[Sequence[Message]]:
     """One conversation is a list of one: its first element is a message."""
+    listed: Sequence[Any] = conversations
     if conversations and isinstance(conversations[0], Mapping):
-        return [cast("Sequence[Message]", conversations)]
-    return cast("Sequence[Sequence[Message]]", conversations)
+        listed = [conversations]
+    for conversation in listed:
+        if not conversation or not all(isinstance(message, Mapping) for message in conversation):
+            raise InvalidRequest(
+                f"a conversation must be a list of messages, each with a role and a content, "
+                f"got {shortened(conversation)}"
+            )
+    return listed

@@ -6,6 +6,7 @@ tokens were chosen to run, or what becomes of the logits.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import chain
 
@@ -14,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from kvkernels import copy_blocks, paged_attention, write_kv
+from kvruntime.errors import InvalidRequest
 from kvruntime.models import Llama
 from kvruntime.scheduler import ScheduledSequence, SchedulerOutput
 
@@ -32,8 +34,17 @@ class KVCache:
 
     @classmethod
     def empty(cls, num_layers: int, *shape: int) -> KVCache:
-        """Reserve the address space; the system provides memory when blocks are first written."""
-        arrays = [np.zeros(shape, np.float32) for _ in range(2 * num_layers)]
+        """Reserve the address space; the system provides memory when blocks are first written.
+
+        `InvalidRequest` where there is not as much.
+        """
+        try:
+            arrays = [np.zeros(shape, np.float32) for _ in range(2 * num_layers)]
+        except (MemoryError, ValueError) as error:  # beyond the memory; beyond any array
+            block_bytes = 2 * num_layers * math.prod(shape[1:]) * np.float32().nbytes
+            raise InvalidRequest(
+                f"the pool must fit into memory, got {shape[0]} blocks of {block_bytes} bytes"
+            ) from error
         return cls(tuple(arrays[:num_layers]), tuple(arrays[num_layers:]))
 
 

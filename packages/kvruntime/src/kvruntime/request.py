@@ -27,7 +27,7 @@ class Request:
     prompt_token_ids: list[int]
     params: SamplingParams
     seed: int
-    num_cached_tokens: int = 0
+    num_cached_tokens: int | None = None  # what was found when it was first admitted
     sequences: list["Sequence"] = field(default_factory=list)
 
     def __post_init__(self) -> None:

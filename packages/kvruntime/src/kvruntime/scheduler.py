@@ -63,6 +63,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self.num_cached_tokens = 0  # of prompts, those of sequences that came back included
 
     @property
     def has_work(self) -> bool:
@@ -115,6 +116,19 @@ class Scheduler:
         self.running.remove(sequence)
         self.manager.free(sequence.seq_id)
 
+    def abort(self, request: Request) -> None:
+        """Drop a request, wherever it stands, and give its blocks back.
+
+        Also in the midst of a step that failed: nothing is in flight afterwards.
+        """
+        for sequence in request.sequences:
+            for queue in (self.waiting, self.running):
+                if sequence in queue:
+                    queue.remove(sequence)
+            if sequence.seq_id in self.manager:
+                self.manager.free(sequence.seq_id)
+        self.manager.complete_step(self.manager.begin_step())
+
     def _schedule_running(self) -> dict[Sequence, int]:
         """Give each running sequence its pending tokens, oldest first; preempt until all fit."""
         batch: dict[Sequence, int] = {}
@@ -141,11 +155,17 @@ class Scheduler:
             self.waiting.popleft()
             self.running.append(sequence)
             sequence.num_computed_tokens = allocation.num_cached_tokens
-            if not sequence.num_output_tokens:
-                sequence.request.num_cached_tokens = allocation.num_cached_tokens
+            self._count_cached(sequence)
             admitted[sequence] = min(sequence.num_pending_tokens, budget)
             budget -= admitted[sequence]
         return admitted
+
+    def _count_cached(self, sequence: Sequence) -> None:
+        request = sequence.request
+        num_cached = min(sequence.num_computed_tokens, len(request.prompt_token_ids))
+        self.num_cached_tokens += num_cached
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = num_cached
 
     def _has_seat(self, sequence: Sequence) -> bool:
         """Whether the batch has room for a sequence and the samples it will fork into."""
