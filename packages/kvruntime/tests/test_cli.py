@@ -12,13 +12,16 @@ import pytest
 TIMEOUT = 120  # seconds; only a hang reaches it
 
 
-def kvruntime(*arguments: str, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": "/usr/bin:/bin", "COLUMNS": "100", "LANG": "C.UTF-8"}
+def kvruntime(
+    *arguments: str, cache: Path | None = None, stdout: Any = subprocess.PIPE, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": "/usr/bin:/bin", "COLUMNS": "100", "LANG": "C.UTF-8", **variables}
     if cache:
         environment["KVRUNTIME_CACHE"] = str(cache)
     return subprocess.run(
         [sys.executable, "-m", "kvruntime", *arguments],
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
         timeout=TIMEOUT,
         env=environment,
@@ -101,8 +104,13 @@ def test_a_person_sees_the_text_and_a_table(folder: str) -> None:
         (["--prompt", "  "], "the prompt is empty"),
         (["--prompt", "x " * 600], "but the model's context holds 512"),
         (["--prompt", "The cache", "--num-blocks", "1"], "but the pool holds 16"),
+        (["--prompt", "x", "--num-blocks", str(10**15)], "the pool must fit into memory"),
+        (["--prompt", "\udcff"], "a prompt must be valid Unicode"),
         (["--prompt", "x", "--temperature", "-1"], "temperature must be 0"),
-        (["--prompt", "x", "--block-size", "0"], "block_size must be at least 1, got 0"),
+        (
+            ["--prompt", "x", "--block-size", "0"],
+            "block_size must be an integer of at least 1, got 0",
+        ),
         (["--prompt", "x", "--raw", "--system", "y"], "--system needs the chat template"),
         (["--prompt", "x", "--n", "two"], "Invalid value for '--n'"),
         ([], "Missing option '--prompt'"),
@@ -116,6 +124,27 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
     assert sentence in result.stderr
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("output", [[], ["--json"]], ids=["tables", "json"])
+def test_a_full_disk_is_one_sentence_and_exit_code_1(folder: str, output: list[str]) -> None:
+    arguments = ["generate", "--model", folder, "--prompt", "x", "--max-tokens", "2"]
+    with Path("/dev/full").open("w") as full:
+        result = kvruntime(*arguments, *output, stdout=full)
+    assert result.returncode == 1
+    assert result.stderr == "kvruntime: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.parametrize("output", [[], ["--json"]], ids=["tables", "json"])
+def test_a_terminal_that_lacks_characters_is_no_mistake(folder: str, output: list[str]) -> None:
+    text = "Größe 日本語"
+    arguments = ["generate", "--model", folder, "--prompt", text, "--max-tokens", "2", *output]
+    result = kvruntime(*arguments, PYTHONIOENCODING="ascii")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.isascii()
+    if output:
+        assert json.loads(result.stdout)["outputs"][0]["prompt"] == text
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"not a checkpoint" * 100])

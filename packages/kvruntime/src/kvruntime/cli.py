@@ -1,13 +1,15 @@
 """The command line: `kvruntime generate` and `kvruntime demo`.
 
-Knows options and exit codes: 0 on success, 2 with one sentence for a user's mistake. Data goes to
-standard output, everything else to standard error.
+Knows options and exit codes: 0 on success, 2 with one sentence for a user's mistake, 1 with one
+sentence when the system refuses, as a full disk does. Data goes to standard output, everything else
+to standard error.
 """
 
+import io
 import json
+import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -38,13 +40,25 @@ Model = Annotated[
 
 
 def main() -> None:
-    """Run the command line."""
-    app()
+    """Run the command line; an error of ours or of the system becomes one sentence."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A character that the terminal's encoding lacks shows as a question mark.
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        app()
+    except KVRuntimeError as error:
+        print(f"kvruntime: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        print(f"kvruntime: {error}", file=sys.stderr)
+        # What is still buffered has nowhere to go, and Python would try once more as it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)
 
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001 -- typer calls it with the flag
     if wanted:
-        print(__version__)
+        print(__version__, flush=True)
         raise typer.Exit
 
 
@@ -85,57 +99,44 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Generate text for one prompt or several, batched together."""
-    with _one_sentence():
-        if raw and system is not None:
-            raise InvalidRequest("--system needs the chat template, so it cannot go with --raw")
-        if any(not text.strip() for text in prompt):
-            raise InvalidRequest("the prompt is empty: --prompt needs some text")
-        if temperature is None:
-            temperature = 0.0 if n == 1 else 0.8
-        params = SamplingParams(
-            n=n,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-        )
-        config = EngineConfig(block_size=block_size, num_blocks=num_blocks)
-        with progress_bars() as progress:
-            llm = LLM(model, config, progress=progress)
-            if raw:
-                outputs = llm.generate(prompt, params)
-            else:
-                first = [] if system is None else [{"role": "system", "content": system}]
-                outputs = llm.chat(
-                    [[*first, {"role": "user", "content": text}] for text in prompt], params
-                )
-        _show(llm, list(zip(prompt, outputs, strict=True)), as_json=as_json)
+    if raw and system is not None:
+        raise InvalidRequest("--system needs the chat template, so it cannot go with --raw")
+    if any(not text.strip() for text in prompt):
+        raise InvalidRequest("the prompt is empty: --prompt needs some text")
+    if temperature is None:
+        temperature = 0.0 if n == 1 else 0.8
+    params = SamplingParams(
+        n=n,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+    )
+    config = EngineConfig(block_size=block_size, num_blocks=num_blocks)
+    with progress_bars() as progress:
+        llm = LLM(model, config, progress=progress)
+        if raw:
+            outputs = llm.generate(prompt, params)
+        else:
+            first = [] if system is None else [{"role": "system", "content": system}]
+            outputs = llm.chat(
+                [[*first, {"role": "user", "content": text}] for text in prompt], params
+            )
+    _show(llm, list(zip(prompt, outputs, strict=True)), as_json=as_json)
 
 
 @app.command(epilog="Example: kvruntime demo --json")
 def demo(model: Model = "smollm2", as_json: Json = False) -> None:
     """Show prefix sharing and copy-on-write on a real model."""
-    with _one_sentence():
-        with progress_bars() as progress:
-            llm, answers = run_demo(model, progress)
-        _show(llm, answers, as_json=as_json)
+    with progress_bars() as progress:
+        llm, answers = run_demo(model, progress)
+    _show(llm, answers, as_json=as_json)
 
 
 def _show(llm: LLM, answers: Sequence[Answer], *, as_json: bool) -> None:
     if as_json:
-        json.dump(to_json(answers, llm), sys.stdout, indent=2, ensure_ascii=False)
-        print()
+        print(json.dumps(to_json(answers, llm), indent=2), flush=True)
     else:
         show_answers(answers)
         show_stats(llm)
-
-
-@contextmanager
-def _one_sentence() -> Iterator[None]:
-    """Turn an error of ours into one sentence and exit code 2."""
-    try:
-        yield
-    except KVRuntimeError as error:
-        print(f"kvruntime: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None

@@ -5,6 +5,7 @@ Knows how numbers are shown. Does not know how they come about.
 
 import os
 import sys
+import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -31,8 +32,7 @@ Answer = tuple[str, RequestOutput]
 @contextmanager
 def progress_bars() -> Iterator[Progress | None]:
     """Bars on standard error while slow work runs; None where it is not a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    if not sys.stderr.isatty():
         yield None
         return
     columns = (
@@ -41,7 +41,7 @@ def progress_bars() -> Iterator[Progress | None]:
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    with Bars(*columns, console=console, transient=True) as bars:
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
         tasks: dict[str, Any] = {}
 
         def progress(description: str, done: int, total: int) -> None:
@@ -78,11 +78,13 @@ def show_answers(answers: Sequence[Answer]) -> None:
     for prompt, answer in answers:
         console.print(Rule(style="dim"))
         note = f"{len(answer.prompt_token_ids)} tokens, {answer.num_cached_tokens} from the cache"
-        console.print(Text(prompt, style="bold"), Text(f"  [{note}]", style="dim"), sep="")
+        console.print(
+            Text(_visible(prompt), style="bold"), Text(f"  [{note}]", style="dim"), sep=""
+        )
         for output in answer.outputs:
             if len(answer.outputs) > 1:
                 console.print(Text(f"sample {output.index}", style="cyan"))
-            console.print(Padding(Text(output.text.strip()), (0, 0, 0, 2), expand=False))
+            console.print(Padding(Text(_visible(output.text.strip())), (0, 0, 0, 2), expand=False))
 
 
 def show_stats(llm: LLM) -> None:
@@ -123,8 +125,18 @@ def show_stats(llm: LLM) -> None:
     console.print(table)
 
 
+def _visible(text: str) -> str:
+    """A text without control characters: what a model writes must not steer a terminal."""
+    return "".join(
+        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c
+        for c in text
+    )
+
+
 def _console() -> Console:
     """Standard output; a pipe gets whole lines, not lines cut at a guessed width."""
-    if sys.stdout.isatty() or "COLUMNS" in os.environ:
-        return Console(highlight=False)
-    return Console(highlight=False, width=120)
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 120
+    console.width = max(console.width, 40)  # below, a terminal wraps lines better than cells
+    return console
