@@ -97,7 +97,7 @@ def as_json(run: Run, *, quick: bool) -> dict[str, Any]:
         "missing": run.missing,
         "command": " ".join([_program(), *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit_of_kvblocks": _commit(),
         "quick": quick,
         "workloads": [
             {
@@ -158,9 +158,16 @@ def _program() -> str:
 
 
 def _commit() -> str:
-    command = ["git", "describe", "--always", "--dirty"]
+    """The commit that changed kvblocks last, and whether it has been changed since."""
+    source = "packages/kvblocks/src"
+    commit = _git("log", "-1", "--format=%h", "--", source)
+    changed = _git("status", "--porcelain", "--", source)
+    return f"{commit}, changed since" if changed else commit
+
+
+def _git(*arguments: str) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603 -- our own words
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)  # noqa: S603, S607 -- our own words, whatever git is there
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return done.stdout.strip()

@@ -62,11 +62,11 @@ def _verify_decoding(make: type[Adapter], *, caching: bool, singly: bool) -> Non
     """Slots follow the tables over block boundaries, while sequences come and go."""
     adapter = make(NUM_BLOCKS, BLOCK_SIZE, caching=caching)
     lengths = [5, 16, 31]
-    seqs = [
-        adapter.admit(i, adapter.pack(random_tokens(f"decode {i}", length)))[0]
-        for i, length in enumerate(lengths)
+    prompts = [
+        adapter.pack(random_tokens(f"decode {i}", length)) for i, length in enumerate(lengths)
     ]
-    batch = adapter.start(seqs)
+    seqs = [adapter.admit(i, prompt)[0] for i, prompt in enumerate(prompts)]
+    batch = adapter.start(seqs, prompts)
     decode = adapter.decode_singly if singly else adapter.decode
     for step in range(40):
         if step == 20:

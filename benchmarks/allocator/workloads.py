@@ -115,7 +115,7 @@ class Decode(Workload):
         adapter, decode, turnover = self.adapter, self.decode, self.turnover
         seqs = [adapter.admit(next(self.ids), prompt)[0] for prompt in self.prompts]
         lengths = [self.PROMPT + row % BLOCK_SIZE for row in range(self.BATCH)]
-        batch = adapter.start(seqs)
+        batch = adapter.start(seqs, self.prompts)
         number = next(self.numbers)
         steps = [random_tokens(f"W2 {number} {step}", self.BATCH) for step in range(self.num_steps)]
         nanoseconds = 0
@@ -275,7 +275,7 @@ class Fork(Workload):
         self.num_families = 5 if quick else 25
         prompt = self.adapter.pack(random_tokens("W6", self.PARENT))
         parent, _ = self.adapter.admit(0, prompt)
-        self.parent = self.adapter.sequences(self.adapter.start([parent]))[0]
+        self.parent = self.adapter.sequences(self.adapter.start([parent], [prompt]))[0]
         settle()
 
     def round(self) -> Figures:

@@ -63,8 +63,8 @@ class Adapter(ABC):
 
     # ── decoding ─────────────────────────────────────────────────────────────────────────────
 
-    def start(self, seqs: Sequence[Seq]) -> Batch:
-        """The running batch in the form that `decode` takes. Not timed."""
+    def start(self, seqs: Sequence[Seq], prompts: Sequence[Prompt]) -> Batch:  # noqa: ARG002 -- one asks
+        """The running batch of admitted prompts in the form that `decode` takes. Not timed."""
         return list(seqs)
 
     def decode(self, batch: Batch, tokens: Sequence[int]) -> Any:

@@ -158,7 +158,8 @@ class SGLangRadix(Adapter):
         self.tree.unlock(seq.lock)
         self.rows.free_slots.append(kv.req_pool_idx)
 
-    def start(self, seqs: Sequence[Request]) -> RunningBatch:
+    def start(self, seqs: Sequence[Request], prompts: Sequence[Sequence[int]]) -> RunningBatch:
+        del prompts
         return RunningBatch(list(seqs))
 
     def decode(self, batch: RunningBatch, tokens: Sequence[int]) -> torch.Tensor:

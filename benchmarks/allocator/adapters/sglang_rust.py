@@ -7,14 +7,14 @@ from typing import Any
 
 os.environ["SGLANG_RUST_BUILD_MODE"] = "never"  # the wheel has it built
 
-from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-from sglang.srt.mem_cache.unified_cache.component_type import (
-    ComponentType,
-)
-from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
-
 from benchmarks.allocator.adapters.base import Can
 from benchmarks.allocator.adapters.sglang_radix import SGLangRadix
+
+# That module makes SGLang importable, so it stays before SGLang.
+# isort: split
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 
 class SGLangRust(SGLangRadix):

@@ -69,7 +69,8 @@ class VLLMV1(Adapter):
     def free(self, seq: Any) -> None:
         self.manager.free(seq)
 
-    def start(self, seqs: Sequence[Any]) -> RunningBatch:
+    def start(self, seqs: Sequence[Any], prompts: Sequence[list[int]]) -> RunningBatch:
+        del prompts
         return RunningBatch(list(seqs), [self._last_slot(seq) for seq in seqs])
 
     def decode(self, batch: RunningBatch, tokens: Sequence[int]) -> list[int]:
