@@ -71,22 +71,25 @@ def _number(value: float) -> str:
 def notes(run: Run) -> str:
     """What is missing from the table and why, and the hit rates."""
     lines = [f"{name} is not measured: {reason}" for name, reason in run.missing.items()]
+    rates: dict[str, str] = {}
     for case in run.cases:
-        for name, result in run.results[case.key].items():
-            if result.trouble is not None and result.trouble.kind == "failed":
-                lines.append(f"{case.key} {name} failed: {result.trouble}")
-        rates = {
-            name: result.facts["hit_rate"]
-            for name, result in run.results[case.key].items()
-            if "hit_rate" in result.facts
-        }
-        if rates:
-            told = ", ".join(f"{name} {rate:.4f}" for name, rate in rates.items())
-            lines.append(f"{case.key} hit rate: {told}")
-        skipped = {r.trouble for r in run.results[case.key].values() if r.trouble is not None}
-        if len(skipped) == len(run.results[case.key]):
-            lines.append(f"{case.key} is skipped: {next(iter(skipped))}")
-    return "\n".join(lines)
+        results = run.results[case.key]
+        trouble = {name: r.trouble for name, r in results.items() if r.trouble is not None}
+        if trouble and len(trouble) == len(results):
+            lines.append(f"{case.key} is not measured: {next(iter(trouble.values()))}")
+            continue
+        lines += [
+            f"{case.key} {name} failed: {error}"
+            for name, error in trouble.items()
+            if error.kind == "failed"
+        ]
+        found = {name: r.facts["hit_rate"] for name, r in results.items() if r.facts}
+        if any(found.values()):
+            # Lists and arrays hold the same tokens.
+            rates[case.key.rpartition("/")[0]] = ", ".join(
+                f"{name} {rate:.4f}" for name, rate in found.items()
+            )
+    return "\n".join([*lines, *(f"{key} hit rate: {told}" for key, told in rates.items())])
 
 
 def as_json(run: Run, *, quick: bool) -> dict[str, Any]:
