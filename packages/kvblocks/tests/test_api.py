@@ -23,7 +23,9 @@ MODULES = (
     "pool",
     "runs",
     "sequence",
+    "ledger",
     "checks",
+    "decode",
     "manager",
     "__init__",
 )

@@ -228,19 +228,19 @@ def test_out_of_blocks_keeps_its_verdict_through_pickle_and_copy() -> None:
 
 def run_of(manager: BlockManager) -> Run:
     """The run of blocks 0 and 1, which A holds."""
-    return manager._sequences["A"].run
+    return manager._ledger.sequences["A"].run
 
 
 def leak(manager: BlockManager) -> None:
-    manager._pool.free.pop()
+    manager._ledger.pool.free.pop()
 
 
 def hand_out_twice(manager: BlockManager) -> None:
-    manager._pool.free.append(0)
+    manager._ledger.pool.free.append(0)
 
 
 def miscount_cached(manager: BlockManager) -> None:
-    manager._runs.num_cached += 1
+    manager._ledger.runs.num_cached += 1
 
 
 def miscount_holders(manager: BlockManager) -> None:
@@ -248,7 +248,7 @@ def miscount_holders(manager: BlockManager) -> None:
 
 
 def miscount_tables(manager: BlockManager) -> None:
-    manager._pool.shared[2] = 2
+    manager._ledger.pool.shared[2] = 2
 
 
 def cut_tokens(manager: BlockManager) -> None:
@@ -256,7 +256,7 @@ def cut_tokens(manager: BlockManager) -> None:
 
 
 def move_a_key(manager: BlockManager) -> None:
-    children = manager._runs.root.children
+    children = manager._ledger.runs.root.children
     children[b"other"] = children.pop(run_of(manager).key)
 
 
@@ -268,7 +268,7 @@ def evict_a_parent_first(manager: BlockManager) -> None:
     manager.allocate("C", [0, 1, 2, 3, 9])  # splits the run
     manager.free("C")
     manager.free("A")
-    next(iter(manager._runs)).stamp = -1
+    next(iter(manager._ledger.runs)).stamp = -1
 
 
 def lose_from_the_queue(manager: BlockManager) -> None:
@@ -282,48 +282,48 @@ def rest_nowhere(manager: BlockManager) -> None:
     step = manager.begin_step()
     manager.append({"A": 1})
     manager.free("A")
-    del manager._runs.fenced[step][run]
-    manager._runs.fenced[step][Run(b"", bytearray(), run.blocks, None, 0)] = None
+    del manager._ledger.runs.fenced[step][run]
+    manager._ledger.runs.fenced[step][Run(b"", bytearray(), run.blocks, None, 0)] = None
 
 
 def put_a_block_into_two_runs(manager: BlockManager) -> None:
     run = run_of(manager)
-    twin = Run(b"", run.tokens[:16], run.blocks[:1], manager._runs.root, 0)
+    twin = Run(b"", run.tokens[:16], run.blocks[:1], manager._ledger.runs.root, 0)
     twin.key, twin.holders = bytes(twin.tokens), 0
-    manager._runs.root.children[bytes(16)] = twin
+    manager._ledger.runs.root.children[bytes(16)] = twin
 
 
 def loosen_a_block_of_a_run(manager: BlockManager) -> None:
-    manager._sequences["A"].num_run_blocks = 1
+    manager._ledger.sequences["A"].num_run_blocks = 1
 
 
 def fence_by_no_step(manager: BlockManager) -> None:
-    manager._pool.fenced[3] = array("i", (manager._pool.free.pop(),))
-    manager._pool.num_fenced += 1
+    manager._ledger.pool.fenced[3] = array("i", (manager._ledger.pool.free.pop(),))
+    manager._ledger.pool.num_fenced += 1
 
 
 def use_in_no_step(manager: BlockManager) -> None:
-    manager._pool.touched[0] = 3
+    manager._ledger.pool.touched[0] = 3
 
 
 def commit_what_is_not_computed(manager: BlockManager) -> None:
-    manager._sequences["A"].num_committed = 13
+    manager._ledger.sequences["A"].num_committed = 13
 
 
 def forget_ids(manager: BlockManager) -> None:
-    del manager._sequences["B"].token_ids[:]
+    del manager._ledger.sequences["B"].token_ids[:]
 
 
 def hold_a_block_twice(manager: BlockManager) -> None:
-    manager._sequences["A"].block_table.append(2)
-    manager._pool.shared[2] = 2
+    manager._ledger.sequences["A"].block_table.append(2)
+    manager._ledger.pool.shared[2] = 2
 
 
 def publish_nothing(manager: BlockManager) -> None:
-    manager._sequences["A"].num_committed = 8
-    manager._sequences["A"].num_computed = 12
-    manager._sequences["A"].token_ids.extend((1, 1, 1))
-    manager._sequences["A"].num_committed = 12
+    manager._ledger.sequences["A"].num_committed = 8
+    manager._ledger.sequences["A"].num_computed = 12
+    manager._ledger.sequences["A"].token_ids.extend((1, 1, 1))
+    manager._ledger.sequences["A"].num_committed = 12
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ Start with `BlockManager`. Everything here is plain Python without dependencies.
 """
 
 from kvblocks._version import __version__
+from kvblocks.decode import DecodeBatch
 from kvblocks.errors import (
+    InvalidBatch,
     InvalidConfig,
     InvalidLength,
     InvalidStep,
@@ -34,6 +36,8 @@ __all__ = [
     "Allocation",
     "BlockCopy",
     "BlockManager",
+    "DecodeBatch",
+    "InvalidBatch",
     "InvalidConfig",
     "InvalidLength",
     "InvalidStep",

@@ -7,6 +7,7 @@
     ├── SequenceExists       (ValueError)      a sequence has this id already
     ├── InvalidTokens        (ValueError)      token ids that are no ids, or that contradict known ones
     ├── InvalidLength        (ValueError)      a number of tokens outside its range
+    ├── InvalidBatch         (ValueError)      a sequence that cannot join or leave a batch
     ├── InvalidStep          (ValueError)      a step number that was never begun
     ├── InvalidConfig        (ValueError)      a manager that cannot be
     └── InvariantViolation   (AssertionError)  `check()` found a fault of this package
@@ -51,6 +52,10 @@ class InvalidTokens(KVBlocksError, ValueError):
 
 class InvalidLength(KVBlocksError, ValueError):
     """A number of tokens must keep committed <= computed <= capacity."""
+
+
+class InvalidBatch(KVBlocksError, ValueError):
+    """A sequence joins a batch when nothing of it is in flight, and leaves the one it is in."""
 
 
 class InvalidStep(KVBlocksError, ValueError):

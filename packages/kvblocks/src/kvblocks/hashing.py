@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from hashlib import sha256
 from itertools import accumulate
 
@@ -40,6 +41,7 @@ def pack_tokens(tokens: Iterable[int]) -> array[int]:
         raise InvalidTokens(f"tokens must be an iterable of integers: {error}") from None
 
 
+@lru_cache(maxsize=1024)
 def namespace_root(salt: str | None = None) -> bytes:
     """The root of a chain: content is shared only within one namespace.
 

@@ -19,22 +19,21 @@ import hashlib
 import operator
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from kvblocks import checks
+from kvblocks.decode import DecodeBatch
 from kvblocks.errors import (
+    InvalidBatch,
     InvalidConfig,
     InvalidLength,
     InvalidTokens,
-    OutOfBlocks,
     SequenceExists,
     UnknownBlock,
-    UnknownSequence,
 )
 from kvblocks.hashing import chain_hashes, namespace_root, pack_tokens, split_blocks
-from kvblocks.pool import BlockPool
+from kvblocks.ledger import Ledger
 from kvblocks.results import (
     Allocation,
     Batch,
@@ -46,9 +45,8 @@ from kvblocks.results import (
     StepPlan,
     Usage,
     Verdict,
-    When,
 )
-from kvblocks.runs import Found, RunTree
+from kvblocks.runs import Found
 from kvblocks.sequence import Sequence, Write, read_entry
 
 
@@ -85,11 +83,7 @@ class BlockManager:
             raise InvalidConfig(f"num_blocks must be at least 1, got {num_blocks}")
         if self.block_size < 1:
             raise InvalidConfig(f"block_size must be at least 1, got {block_size}")
-        self._pool = BlockPool(self.num_blocks)
-        self._runs = RunTree(self._pool, self.block_size)
-        self._sequences: dict[SequenceId, Sequence] = {}
-        self._count: Counter[str] = Counter()
-        self._peak_held = 0
+        self._ledger = Ledger(self.num_blocks, self.block_size, prefix_caching=self.prefix_caching)
 
     # ── what is there ────────────────────────────────────────────────────────────────────────
 
@@ -110,40 +104,40 @@ class BlockManager:
         return self._judge_append(self._plan_writes(batch).values())
 
     def __contains__(self, seq_id: object) -> bool:
-        return seq_id in self._sequences
+        return seq_id in self._ledger.sequences
 
     def block_table(self, seq_id: SequenceId) -> array[int]:
         """The physical block of each logical block, as an int32 copy: one memcpy."""
-        return self._get(seq_id).block_table[:]
+        return self._ledger.get(seq_id).block_table[:]
 
     def num_committed_tokens(self, seq_id: SequenceId) -> int:
         """Positions whose KV is written and may be shared."""
-        return self._get(seq_id).num_committed
+        return self._ledger.get(seq_id).num_committed
 
     def num_computed_tokens(self, seq_id: SequenceId) -> int:
         """Positions that have been scheduled: the next append writes here."""
-        return self._get(seq_id).num_computed
+        return self._ledger.get(seq_id).num_computed
 
     def ref_count(self, block_id: int) -> int:
         """How many tables hold a block: counted, O(blocks in all tables). `UnknownBlock`."""
         if not 0 <= block_id < self.num_blocks:
             raise UnknownBlock(f"block ids are 0..{self.num_blocks - 1}, got {block_id}")
-        return sum(s.block_table.count(block_id) for s in self._sequences.values())
+        return sum(s.block_table.count(block_id) for s in self._ledger.sequences.values())
 
     def block_hashes(self, seq_id: SequenceId) -> tuple[bytes, ...]:
         """The chained SHA-256 of each full committed block, equal in every process.
 
         O(committed tokens): computed when asked for.
         """
-        sequence = self._get(seq_id)
+        sequence = self._ledger.get(seq_id)
         num_full = sequence.num_committed // self.block_size
-        tokens = self._runs.path_tokens(sequence.run) + sequence.token_ids.tobytes()
+        tokens = self._ledger.runs.path_tokens(sequence.run) + sequence.token_ids.tobytes()
         return tuple(chain_hashes(sequence.root, split_blocks(tokens, self.block_size, num_full)))
 
     def usage(self) -> Usage:
         """What the held blocks hold, shared blocks counted once. O(blocks in all tables)."""
         stored: dict[int, int] = {}
-        for sequence in self._sequences.values():
+        for sequence in self._ledger.all_sequences().values():
             for index, block in enumerate(sequence.block_table):
                 stored[block] = max(stored.get(block, 0), sequence.num_valid(index))
         return Usage(len(stored), len(stored) * self.block_size, sum(stored.values()))
@@ -152,19 +146,19 @@ class BlockManager:
         """The counters. O(1)."""
         return Stats(
             num_blocks=self.num_blocks,
-            num_free_blocks=len(self._pool.free),
-            num_cached_blocks=self._runs.num_cached,
-            num_held_blocks=self._num_held,
-            num_fenced_blocks=self._pool.num_fenced + self._runs.num_fenced,
-            peak_held_blocks=self._peak_held,
-            num_sequences=len(self._sequences),
-            num_forks=self._count["forks"],
-            num_copies=self._count["copies"],
-            num_merged_blocks=self._count["merged_blocks"],
-            num_evicted_blocks=self._runs.num_evicted,
-            num_queried_tokens=self._count["queried_tokens"],
-            num_cached_tokens=self._count["cached_tokens"],
-            num_refusals=self._count["refusals"],
+            num_free_blocks=len(self._ledger.pool.free),
+            num_cached_blocks=self._ledger.runs.num_cached,
+            num_held_blocks=self._ledger.num_held,
+            num_fenced_blocks=self._ledger.pool.num_fenced + self._ledger.runs.num_fenced,
+            peak_held_blocks=self._ledger.peak_held,
+            num_sequences=len(self._ledger.sequences),
+            num_forks=self._ledger.count["forks"],
+            num_copies=self._ledger.count["copies"],
+            num_merged_blocks=self._ledger.count["merged_blocks"],
+            num_evicted_blocks=self._ledger.runs.num_evicted,
+            num_queried_tokens=self._ledger.count["queried_tokens"],
+            num_cached_tokens=self._ledger.count["cached_tokens"],
+            num_refusals=self._ledger.count["refusals"],
         )
 
     # ── the life of a sequence ───────────────────────────────────────────────────────────────
@@ -178,13 +172,15 @@ class BlockManager:
         """
         prompt = self._read_prompt(tokens, salt)
         self._require_new(seq_id)
-        self._serve(self._judge_allocation(prompt))
+        self._ledger.serve(self._judge_allocation(prompt))
 
         num_tokens, found = len(prompt.tokens), prompt.found
         num_cached = len(found.blocks) * self.block_size
-        run = self._runs.hold(found)  # before anything is evicted: a hit must not evict itself
-        new = self._take(self._num_blocks_for(num_tokens) - len(found.blocks))
-        self._sequences[seq_id] = Sequence(
+        run = self._ledger.runs.hold(
+            found
+        )  # before anything is evicted: a hit must not evict itself
+        new = self._ledger.take(self._ledger.num_blocks_for(num_tokens) - len(found.blocks))
+        self._ledger.sequences[seq_id] = Sequence(
             block_size=self.block_size,
             root=prompt.root,
             run=run,
@@ -196,8 +192,8 @@ class BlockManager:
             num_computed=num_cached,
         )
         if self.prefix_caching:
-            self._count["queried_tokens"] += num_tokens
-            self._count["cached_tokens"] += num_cached
+            self._ledger.count["queried_tokens"] += num_tokens
+            self._ledger.count["cached_tokens"] += num_cached
         return Allocation(num_cached, len(new), found.blocks + new)
 
     def append(self, batch: Batch) -> StepPlan:
@@ -209,16 +205,17 @@ class BlockManager:
         `UnknownSequence`, `InvalidTokens`, `InvalidLength`, `OutOfBlocks`; then nothing changed.
         """
         writes = self._plan_writes(batch)
-        self._serve(self._judge_append(writes.values()))
+        self._ledger.serve(self._judge_append(writes.values()))
 
-        new = self._take(sum(write.num_new_blocks for write in writes.values()))
+        new = self._ledger.take(sum(write.num_new_blocks for write in writes.values()))
         spans: list[Span] = []
         copies: list[BlockCopy] = []
         gained: dict[SequenceId, tuple[int, ...]] = {}
         at = 0
         for seq_id, write in writes.items():
-            sequence = self._sequences[seq_id]
-            sequence.last_step = max(sequence.last_step, self._pool.open_step)
+            sequence = self._ledger.sequences[seq_id]
+            self._ledger.leave_batch(sequence)
+            sequence.last_step = max(sequence.last_step, self._ledger.pool.open_step)
             left = array("i", (sequence.block_table[index] for index in write.replaced))
             own = new[at : at + write.num_new_blocks]
             at += write.num_new_blocks
@@ -228,9 +225,9 @@ class BlockManager:
                 gained[seq_id] = tuple(own)
             if left:
                 copies += copied
-                self._pool.give_back(left, sequence.last_step)
-        self._count["copies"] += len(copies)
-        return StepPlan(self.block_size, tuple(spans), tuple(copies), gained)
+                self._ledger.pool.give_back(left, sequence.last_step)
+        self._ledger.count["copies"] += len(copies)
+        return StepPlan(self.block_size, copies=tuple(copies), new_blocks=gained, spans=spans)
 
     def commit(self, seq_id: SequenceId, num_tokens: int, token_ids: Iterable[int] = ()) -> None:
         """Declare that positions [0, num_tokens) are written: full blocks may be shared from now on.
@@ -241,7 +238,7 @@ class BlockManager:
         `UnknownSequence`, `InvalidTokens`, `InvalidLength`.
         """
         num_tokens, packed = operator.index(num_tokens), pack_tokens(token_ids)
-        sequence = self._get(seq_id)
+        sequence = self._ledger.get(seq_id)
         if not sequence.num_committed <= num_tokens <= sequence.num_computed:
             raise InvalidLength(
                 f"commit needs committed <= num_tokens <= computed, got "
@@ -257,10 +254,11 @@ class BlockManager:
             raise InvalidTokens(
                 f"committed positions need known token ids: {num_known} of {num_tokens} are known"
             )
+        self._ledger.leave_batch(sequence)
         sequence.token_ids.extend(packed)
         sequence.num_committed = num_tokens
-        if self.prefix_caching and num_tokens // self.block_size > sequence.num_run_blocks:
-            self._publish(sequence)
+        if self.prefix_caching and sequence.num_unpublished >= self.block_size:
+            self._ledger.publish(sequence)
 
     def truncate(self, seq_id: SequenceId, num_tokens: int) -> None:
         """Forget positions from `num_tokens` on, such as rejected drafts; surplus blocks go back.
@@ -269,18 +267,19 @@ class BlockManager:
         back). `UnknownSequence`, `InvalidLength` unless committed <= num_tokens <= computed.
         """
         num_tokens = operator.index(num_tokens)
-        sequence = self._get(seq_id)
+        sequence = self._ledger.get(seq_id)
         if not sequence.num_committed <= num_tokens <= sequence.num_computed:
             raise InvalidLength(
                 f"truncate needs committed <= num_tokens <= computed, got "
                 f"{sequence.num_committed} <= {num_tokens} <= {sequence.num_computed}"
             )
-        keep = self._num_blocks_for(num_tokens)
+        self._ledger.leave_batch(sequence)
+        keep = self._ledger.num_blocks_for(num_tokens)
         surplus = sequence.block_table[keep:]
         del sequence.block_table[keep:]
         del sequence.token_ids[num_tokens - sequence.first_id :]
         sequence.num_computed = num_tokens
-        self._pool.give_back(surplus, sequence.last_step)
+        self._ledger.pool.give_back(surplus, sequence.last_step)
 
     def fork(self, parent_id: SequenceId, child_id: SequenceId) -> None:
         """Make a sequence that shares all blocks of another; nothing is copied until one writes.
@@ -289,38 +288,55 @@ class BlockManager:
         ids could still differ. O(blocks of the parent). `UnknownSequence`, `SequenceExists`,
         `InvalidLength`.
         """
-        parent = self._get(parent_id)
+        parent = self._ledger.get(parent_id)
         self._require_new(child_id)
         if parent.num_committed != parent.num_computed:
             raise InvalidLength(
                 f"fork needs committed = computed, got {parent.num_committed} and "
                 f"{parent.num_computed}: commit or truncate first"
             )
+        self._ledger.leave_batch(parent)
         num_full = parent.num_committed // self.block_size
         if num_full > parent.num_run_blocks:  # without a prefix cache nothing was published
             full = parent.block_table[parent.num_run_blocks : num_full]
-            parent.run = self._runs.set_apart(parent.run, full)
+            parent.run = self._ledger.runs.set_apart(parent.run, full)
             parent.num_run_blocks = num_full
-        self._sequences[child_id] = parent.fork()
-        self._runs.add_holder(parent.run)
-        self._pool.share(parent.loose_blocks)
-        self._count["forks"] += 1
+        self._ledger.sequences[child_id] = parent.fork()
+        self._ledger.runs.add_holder(parent.run)
+        self._ledger.pool.share(parent.loose_blocks)
+        self._ledger.count["forks"] += 1
 
     def free(self, seq_id: SequenceId) -> None:
         """Give up a sequence; its full committed blocks stay cached until they are evicted.
 
         O(blocks of the sequence). `UnknownSequence`.
         """
-        sequence = self._get(seq_id)
-        del self._sequences[seq_id]
-        self._pool.give_back(sequence.loose_blocks, sequence.last_step)
-        self._runs.release(sequence.run, sequence.last_step)
+        sequence = self._ledger.get(seq_id)
+        self._ledger.leave_batch(sequence)
+        del self._ledger.sequences[seq_id]
+        self._ledger.pool.give_back(sequence.loose_blocks, sequence.last_step)
+        self._ledger.runs.release(sequence.run, sequence.last_step)
+
+    def decode_batch(self, seq_ids: Iterable[SequenceId] = ()) -> DecodeBatch:
+        """Let sequences advance together, one token each a step, at the cost of a few.
+
+        See `DecodeBatch.join`. O(sequences).
+        """
+        batch = DecodeBatch(self._ledger)
+        listed = list(seq_ids)
+        for seq_id in listed:
+            batch.check_join(seq_id)
+        if repeated := [seq_id for seq_id, times in Counter(listed).items() if times > 1]:
+            raise InvalidBatch(f"a sequence joins a batch once, got {repeated[0]!r} again")
+        for seq_id in listed:
+            batch.join(seq_id)
+        return batch
 
     # ── steps in flight ──────────────────────────────────────────────────────────────────────
 
     def begin_step(self) -> int:
         """Open a step: later changes belong to it, until the next one begins. O(1)."""
-        return self._pool.begin_step()
+        return self._ledger.pool.begin_step()
 
     def complete_step(self, step: int) -> None:
         """Complete every step up to `step`: blocks that only they used can be had again.
@@ -328,51 +344,44 @@ class BlockManager:
         O(blocks that were fenced). `InvalidStep`.
         """
         step = operator.index(step)
-        if self._pool.complete_step(step):
-            self._runs.complete_step(step)
+        if self._ledger.pool.complete_step(step):
+            self._ledger.runs.complete_step(step)
 
     # ── proof ────────────────────────────────────────────────────────────────────────────────
 
     def check(self) -> None:
         """Prove the invariants, or raise `InvariantViolation` with numbers. O(state)."""
-        checks.check_pool(self._pool, self._runs, self._sequences)
-        checks.check_holders(self._pool, self._runs, self._sequences)
-        checks.check_runs(self._pool, self._runs, self.block_size)
-        checks.check_sequences(self._sequences)
-        checks.check_paths(self._sequences, findable=self.prefix_caching)
+        pool, runs, sequences = (
+            self._ledger.pool,
+            self._ledger.runs,
+            self._ledger.all_sequences(),
+        )
+        checks.check_pool(pool, runs, sequences)
+        checks.check_holders(pool, runs, sequences)
+        checks.check_runs(pool, runs, self.block_size)
+        checks.check_sequences(sequences)
+        checks.check_paths(sequences, findable=self.prefix_caching)
 
     def state_digest(self) -> str:
         """A digest of everything a caller could observe but the counter of refusals. O(state)."""
-        pool, count = self._pool, self._count - Counter(refusals=self._count["refusals"])
+        ledger, pool = self._ledger, self._ledger.pool
         state = (
             (pool.free, sorted(pool.shared.items()), sorted(pool.touched.items())),
             (pool.step, pool.completed_step, sorted(pool.fenced.items())),
-            self._runs.state(),
-            [(seq_id, sequence.state()) for seq_id, sequence in self._sequences.items()],
-            (self._peak_held, sorted(count.items())),
+            ledger.runs.state(),
+            [(seq_id, sequence.state()) for seq_id, sequence in ledger.all_sequences().items()],
+            (
+                ledger.peak_held,
+                sorted(ledger.count.items() - {("refusals", ledger.count["refusals"])}),
+            ),
         )
         return hashlib.sha256(repr(state).encode()).hexdigest()
 
     # ── within ───────────────────────────────────────────────────────────────────────────────
 
-    def _get(self, seq_id: SequenceId) -> Sequence:
-        try:
-            return self._sequences[seq_id]
-        except KeyError:
-            raise UnknownSequence(f"no sequence {seq_id!r}") from None
-
     def _require_new(self, seq_id: SequenceId) -> None:
-        if seq_id in self._sequences:
+        if seq_id in self._ledger.sequences:
             raise SequenceExists(f"a sequence {seq_id!r} exists already; free it first")
-
-    def _num_blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
-
-    @property
-    def _num_held(self) -> int:
-        runs, pool = self._runs, self._pool
-        resting = runs.num_cached + runs.num_fenced + pool.num_fenced
-        return self.num_blocks - len(pool.free) - resting
 
     def _read_prompt(self, tokens: Iterable[int], salt: str | None) -> _Prompt:
         """Pack a prompt and find its cached prefix."""
@@ -383,82 +392,27 @@ class BlockManager:
         # One token is always left to compute: its logits are what a prompt is run for.
         num_full = (len(packed) - 1) // self.block_size if self.prefix_caching else 0
         full = packed[: num_full * self.block_size].tobytes()
-        return _Prompt(packed, root, self._runs.find(root, full))
+        return _Prompt(packed, root, self._ledger.runs.find(root, full))
 
     def _plan_writes(self, batch: Batch) -> dict[SequenceId, Write]:
         """Check a batch and find the blocks it needs, without changing anything."""
         # All entries are read before anything is looked at: a generator may do anything.
         entries = {seq_id: read_entry(entry) for seq_id, entry in batch.items()}
         writes: dict[SequenceId, Write] = {}
-        shared = self._pool.shared
+        shared = self._ledger.pool.shared
         given_up: Counter[int] = Counter()  # places in tables that earlier entries leave
         for seq_id, entry in entries.items():
-            sequence = self._get(seq_id)
+            sequence = self._ledger.get(seq_id)
             write = sequence.plan_write(seq_id, entry, shared, given_up)
             given_up.update(sequence.block_table[index] for index in write.replaced)
             writes[seq_id] = write
         return writes
 
     def _judge_allocation(self, prompt: _Prompt) -> Verdict:
-        num_total = self._num_blocks_for(len(prompt.tokens))
-        cached, fenced = self._runs.reused(prompt.found)
-        return self._judge(num_total - len(prompt.found.blocks), num_total, cached, fenced)
+        num_total = self._ledger.num_blocks_for(len(prompt.tokens))
+        cached, fenced = self._ledger.runs.reused(prompt.found)
+        return self._ledger.judge(num_total - len(prompt.found.blocks), num_total, cached, fenced)
 
     def _judge_append(self, writes: Collection[Write]) -> Verdict:
         needed = sum(write.num_new_blocks for write in writes)
-        return self._judge(needed, max((write.num_blocks for write in writes), default=0))
-
-    def _judge(
-        self,
-        num_needed: int,
-        num_total: int,
-        reused_cached: int = 0,
-        reused_fenced: Mapping[int, int] = MappingProxyType({}),
-    ) -> Verdict:
-        """Judge a need for new blocks, `num_total` in all for one sequence.
-
-        What the need reuses of cached and of fenced blocks cannot be taken. O(open steps), and
-        O(fenced runs) if it cannot be served now.
-        """
-        available = len(self._pool.free) + self._runs.num_cached - reused_cached
-        if num_total > self.num_blocks:
-            return Verdict(When.NEVER, num_needed, available)
-        if num_needed <= available:
-            return Verdict(When.NOW, num_needed, available)
-        within_reach = available
-        for step in sorted({*self._pool.fenced, *self._runs.fenced}):
-            within_reach += len(self._pool.fenced.get(step, ())) - reused_fenced.get(step, 0)
-            within_reach += sum(len(run.blocks) for run in self._runs.fenced.get(step, ()))
-            if num_needed <= within_reach:
-                return Verdict(When.AFTER_STEP, num_needed, available, step)
-        return Verdict(When.LATER, num_needed, available)
-
-    def _serve(self, verdict: Verdict) -> None:
-        if not verdict.is_now:
-            self._count["refusals"] += 1
-            raise OutOfBlocks(verdict)
-
-    def _take(self, num_blocks: int) -> array[int]:
-        """Take blocks, free ones before cached ones. A verdict has made sure of enough."""
-        taken = self._pool.take(min(num_blocks, len(self._pool.free)))
-        if len(taken) < num_blocks:
-            taken += self._runs.evict(num_blocks - len(taken))
-        self._peak_held = max(self._peak_held, self._num_held)
-        return taken
-
-    def _publish(self, sequence: Sequence) -> None:
-        """Make blocks findable that became full; exchange those whose content is here already."""
-        num_full = sequence.num_committed // self.block_size
-        start = sequence.num_run_blocks
-        num_tokens = num_full * self.block_size - sequence.first_id
-        tokens = sequence.token_ids[:num_tokens].tobytes()
-        own = sequence.block_table[start:num_full]
-        found = self._runs.publish(sequence.run, sequence.root, tokens, own)
-        if found.blocks:
-            surplus = own[: len(found.blocks)]
-            sequence.block_table[start : start + len(surplus)] = found.blocks
-            self._pool.give_back(surplus, sequence.last_step)
-            self._count["merged_blocks"] += len(surplus)
-        sequence.run, sequence.num_run_blocks = found.run, num_full
-        del sequence.token_ids[:num_tokens]
-        sequence.first_id += num_tokens
+        return self._ledger.judge(needed, max((write.num_blocks for write in writes), default=0))

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 SequenceId: TypeAlias = Hashable
@@ -27,8 +27,7 @@ class When(Enum):
     NEVER = "never"
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """Whether blocks can be had: now, once a step completes, later, or never.
 
     `AFTER_STEP` names the open step whose completion alone frees enough. `LATER` means that other
@@ -104,34 +103,56 @@ class Span(NamedTuple):
     num_tokens: int
 
 
-@dataclass(frozen=True)
 class StepPlan:
     """Where one step writes.
 
     `copies` must be complete before the first write; no destination is another copy's source.
-    `new_blocks` names the blocks each sequence gained. `spans` says where each entry of the batch
-    writes, and `slot_mapping` the same token by token.
+    `new_blocks` names the blocks each sequence gained.
     """
 
-    block_size: int
-    spans: tuple[Span, ...] = ()
-    copies: tuple[BlockCopy, ...] = ()
-    new_blocks: Mapping[SequenceId, tuple[int, ...]] = field(default_factory=dict)
+    __slots__ = ("_slots", "_spans", "block_size", "copies", "new_blocks")
 
-    @cached_property
+    def __init__(
+        self,
+        block_size: int,
+        *,
+        copies: tuple[BlockCopy, ...] = (),
+        new_blocks: Mapping[SequenceId, tuple[int, ...]] = MappingProxyType({}),
+        spans: Iterable[Span] = (),
+        slots: array[int] | None = None,
+    ) -> None:
+        self.block_size = block_size
+        self.copies = copies
+        self.new_blocks = new_blocks
+        self._spans = spans
+        self._slots = slots
+
+    def __repr__(self) -> str:
+        return (
+            f"StepPlan(slot_mapping={self.slot_mapping}, copies={self.copies}, "
+            f"new_blocks={self.new_blocks})"
+        )
+
+    @property
     def slot_mapping(self) -> array[int]:
         """One slot a scheduled token, int64, in the order of the batch.
 
         slot = block_id * block_size + offset. O(tokens), when first asked for.
         """
-        slots = array("q")
-        size = self.block_size
-        for blocks, offset, num_tokens in self.spans:
-            end = offset + num_tokens  # counted from the start of the first block
-            for first, block in zip(range(0, end, size), blocks, strict=True):
-                start = block * size
-                slots.extend(range(start + max(offset - first, 0), start + min(end - first, size)))
-        return slots
+        if self._slots is None:
+            self._slots = _slots_of(self._spans, self.block_size)
+        return self._slots
+
+
+def _slots_of(spans: Iterable[Span], block_size: int) -> array[int]:
+    slots = array("q")
+    for blocks, offset, num_tokens in spans:
+        end = offset + num_tokens  # counted from the start of the first block
+        for first, block in zip(range(0, end, block_size), blocks, strict=True):
+            start = block * block_size
+            stop = start + min(end - first, block_size)
+            slots.extend(range(start + max(offset - first, 0), stop))
+    return slots
 
 
 @dataclass(frozen=True, slots=True)

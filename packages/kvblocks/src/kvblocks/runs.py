@@ -75,6 +75,9 @@ class Found(NamedTuple):
     blocks: array[int]
 
 
+_NOTHING = array("i")
+
+
 class Published(NamedTuple):
     """Where a path ends now; `blocks` hold what came first and was here already."""
 
@@ -178,7 +181,14 @@ class RunTree:
             run.holders -= 1
 
     def publish(self, run: Run, root: bytes, tokens: bytes, blocks: array[int]) -> Published:
-        """Make blocks findable after `run`, for a sequence whose path ends there."""
+        """Make blocks findable after `run`, for a sequence whose path ends there.
+
+        O(1) for who holds `run` alone: nobody's content can follow it.
+        """
+        if run.holders == 1 and not run.children and run.tokens:
+            run.tokens += tokens
+            run.blocks += blocks
+            return Published(run, _NOTHING)
         found = self._find_below(run, root, tokens)
         num_known = len(found.blocks)
         if num_known:
@@ -186,7 +196,7 @@ class RunTree:
             run.holders -= 1  # the sequence holds it through the run below it now
             run = below
         if num_known < len(blocks):
-            run = self._extend(run, root, tokens[num_known * self._width :], blocks[num_known:])
+            run = self._begin_run(run, root, tokens[num_known * self._width :], blocks[num_known:])
         return Published(run, found.blocks)
 
     def set_apart(self, run: Run, blocks: array[int]) -> Run:
@@ -195,12 +205,8 @@ class RunTree:
         below.holders = 1  # the sequence; its hold on `run` is the new run's now
         return below
 
-    def _extend(self, run: Run, root: bytes, tokens: bytes, blocks: array[int]) -> Run:
-        """Append to a run that only one sequence holds, or begin another below it."""
-        if run.holders == 1 and not run.children and run.tokens:
-            run.tokens += tokens
-            run.blocks += blocks
-            return run
+    def _begin_run(self, run: Run, root: bytes, tokens: bytes, blocks: array[int]) -> Run:
+        """Begin a run below another, for a sequence whose path ends there."""
         key = self._first_key(run, root) + tokens[: self._width]
         below = self._make_run(key, bytearray(tokens), blocks, run)
         below.holders = 1  # the sequence; its hold on `run` is the new run's now

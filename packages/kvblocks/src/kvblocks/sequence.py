@@ -17,6 +17,7 @@ import operator
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 from kvblocks.errors import InvalidLength, InvalidTokens
 from kvblocks.hashing import pack_tokens
@@ -24,8 +25,7 @@ from kvblocks.results import BlockCopy, SequenceId, Span
 from kvblocks.runs import Run
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(NamedTuple):
     """A checked write of the next positions of one sequence, and the blocks it needs."""
 
     num_tokens: int
@@ -35,7 +35,17 @@ class Write:
     num_new_blocks: int
 
 
-@dataclass(slots=True)
+class Rows(Protocol):
+    """A batch that keeps its sequences' lengths for them while they advance together."""
+
+    def settle(self, sequence: Sequence) -> None:
+        """Bring a sequence's lengths up to date."""
+
+    def drop(self, sequence: Sequence) -> None:
+        """Let a sequence go on by itself."""
+
+
+@dataclass(slots=True, eq=False)
 class Sequence:
     """The state of one sequence. `token_ids` are those known from position `first_id` on."""
 
@@ -49,6 +59,7 @@ class Sequence:
     num_committed: int
     num_computed: int
     last_step: int = 0
+    batch: Rows | None = None
 
     @property
     def capacity(self) -> int:
@@ -59,6 +70,11 @@ class Sequence:
     def num_known(self) -> int:
         """Positions whose token ids are known."""
         return self.first_id + len(self.token_ids)
+
+    @property
+    def num_unpublished(self) -> int:
+        """Committed positions past the path to `run`."""
+        return self.num_committed - self.num_run_blocks * self.block_size
 
     @property
     def loose_blocks(self) -> array[int]:
@@ -118,7 +134,11 @@ class Sequence:
     def fork(self) -> Sequence:
         """A sequence with the same tokens, lengths and blocks. The caller notes the new holder."""
         return replace(
-            self, block_table=self.block_table[:], token_ids=self.token_ids[:], last_step=0
+            self,
+            block_table=self.block_table[:],
+            token_ids=self.token_ids[:],
+            last_step=0,
+            batch=None,
         )
 
     def _read_entry(self, seq_id: SequenceId, entry: array[int] | int) -> tuple[int, array[int]]:

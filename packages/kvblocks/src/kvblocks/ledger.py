@@ -1,0 +1,123 @@
+"""What all of a manager's calls work on: the pool, the runs and the sequences, kept consistent.
+
+Knows how blocks are judged, taken and published. Does not know the public calls, nor what a caller
+may get wrong.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from kvblocks.errors import OutOfBlocks, UnknownSequence
+from kvblocks.pool import BlockPool
+from kvblocks.results import SequenceId, Verdict, When
+from kvblocks.runs import RunTree
+from kvblocks.sequence import Sequence
+
+
+class Ledger:
+    """The state of one manager."""
+
+    def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        self.pool = BlockPool(num_blocks)
+        self.runs = RunTree(self.pool, block_size)
+        self.sequences: dict[SequenceId, Sequence] = {}
+        self.count: Counter[str] = Counter()
+        self.peak_held = 0
+
+    @property
+    def num_held(self) -> int:
+        """Blocks in tables. O(1)."""
+        runs, pool = self.runs, self.pool
+        resting = runs.num_cached + runs.num_fenced + pool.num_fenced
+        return self.num_blocks - len(pool.free) - resting
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be had now: free ones, and cached ones. O(1)."""
+        return len(self.pool.free) + self.runs.num_cached
+
+    def get(self, seq_id: SequenceId) -> Sequence:
+        """A sequence with its lengths up to date. `UnknownSequence`."""
+        try:
+            sequence = self.sequences[seq_id]
+        except KeyError:
+            raise UnknownSequence(f"no sequence {seq_id!r}") from None
+        if sequence.batch is not None:
+            sequence.batch.settle(sequence)
+        return sequence
+
+    def leave_batch(self, sequence: Sequence) -> None:
+        """Take a sequence that is about to change by itself out of its batch, if it is in one."""
+        if sequence.batch is not None:
+            sequence.batch.drop(sequence)
+
+    def all_sequences(self) -> dict[SequenceId, Sequence]:
+        """Every sequence with its lengths up to date."""
+        return {seq_id: self.get(seq_id) for seq_id in self.sequences}
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def judge(
+        self,
+        num_needed: int,
+        num_total: int,
+        reused_cached: int = 0,
+        reused_fenced: Mapping[int, int] = MappingProxyType({}),
+    ) -> Verdict:
+        """Judge a need for new blocks, `num_total` in all for one sequence.
+
+        What the need reuses of cached and of fenced blocks cannot be taken. O(open steps), and
+        O(fenced runs) if it cannot be served now.
+        """
+        available = self.num_available - reused_cached
+        if num_total > self.num_blocks:
+            return Verdict(When.NEVER, num_needed, available)
+        if num_needed <= available:
+            return Verdict(When.NOW, num_needed, available)
+        within_reach = available
+        for step in sorted({*self.pool.fenced, *self.runs.fenced}):
+            within_reach += len(self.pool.fenced.get(step, ())) - reused_fenced.get(step, 0)
+            within_reach += sum(len(run.blocks) for run in self.runs.fenced.get(step, ()))
+            if num_needed <= within_reach:
+                return Verdict(When.AFTER_STEP, num_needed, available, step)
+        return Verdict(When.LATER, num_needed, available)
+
+    def serve(self, verdict: Verdict) -> None:
+        """Refuse what cannot be had now. `OutOfBlocks`."""
+        if not verdict.is_now:
+            self.count["refusals"] += 1
+            raise OutOfBlocks(verdict)
+
+    def take(self, num_blocks: int) -> array[int]:
+        """Take blocks, free ones before cached ones. A verdict has made sure of enough."""
+        taken = self.pool.take(min(num_blocks, len(self.pool.free)))
+        if len(taken) < num_blocks:
+            taken += self.runs.evict(num_blocks - len(taken))
+        self.peak_held = max(self.peak_held, self.num_held)
+        return taken
+
+    def publish(self, sequence: Sequence) -> None:
+        """Make blocks findable that became full; exchange those whose content is here already."""
+        num_full = sequence.num_committed // self.block_size
+        start = sequence.num_run_blocks
+        num_tokens = num_full * self.block_size - sequence.first_id
+        tokens = sequence.token_ids[:num_tokens].tobytes()
+        own = sequence.block_table[start:num_full]
+        published = self.runs.publish(sequence.run, sequence.root, tokens, own)
+        if published.blocks:
+            surplus = own[: len(published.blocks)]
+            sequence.block_table[start : start + len(surplus)] = published.blocks
+            self.pool.give_back(surplus, sequence.last_step)
+            self.count["merged_blocks"] += len(surplus)
+        sequence.run, sequence.num_run_blocks = published.run, num_full
+        del sequence.token_ids[:num_tokens]
+        sequence.first_id += num_tokens
