@@ -269,9 +269,13 @@ def test_a_shared_tail_wastes_its_slots_once(make_llm: MakeLLM) -> None:
     llm = make_llm(block_size=2, max_num_batched_tokens=1)
     llm.generate([prompt(1)], SamplingParams(n=4, max_tokens=1, seed=0))
     assert llm.stats.tail_waste_slots == 1
-    small = make_llm(block_size=2, num_blocks=2, max_num_batched_tokens=1)
-    small.generate([prompt(2)], SamplingParams(n=4, max_tokens=2, seed=0, ignore_eos=True))
-    assert small.stats.tail_waste_slots == 1
+    full = make_llm(block_size=2, num_blocks=2, max_num_batched_tokens=1)
+    full.generate([prompt(2)], SamplingParams(n=4, max_tokens=2, seed=0, ignore_eos=True))
+    assert full.stats.tail_waste_slots == 1
+    forked = make_llm(block_size=4, max_num_batched_tokens=1)
+    forked.generate([prompt(1)], SamplingParams(n=4, max_tokens=2, seed=0, ignore_eos=True))
+    assert forked.stats.peak_blocks == 2
+    assert forked.stats.tail_waste_slots == 2 + 2
 
 
 def test_statistics_of_the_cache_count_tokens_of_prompts_only(make_llm: MakeLLM) -> None:

@@ -137,9 +137,9 @@ def test_a_preempted_sequence_goes_before_those_that_never_ran() -> None:
     scheduler = make(num_blocks=5, caching=False)
     add(scheduler, 0, range(7))
     add(scheduler, 1, range(100, 107))
+    add(scheduler, 2, range(200, 207))
     for _ in range(3):
         run(scheduler)
-    add(scheduler, 2, range(200, 202))
     assert [sequence.seq_id for sequence in scheduler.waiting] == [(1, 0), (2, 0)]
 
 

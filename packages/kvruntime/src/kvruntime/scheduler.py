@@ -186,8 +186,7 @@ class Scheduler:
             return False
         cached = self.manager.match(sequence.token_ids).num_tokens
         return any(
-            _num_shared_tokens(sequence, other, self.manager.block_size)
-            > max(cached, other.num_computed_tokens)
+            _num_shared_tokens(sequence, other, self.manager.block_size) > cached
             for other in self.running
         )
 
