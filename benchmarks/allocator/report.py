@@ -47,7 +47,7 @@ def _rows(run: Run, names: list[str], statistic: Statistic) -> Iterator[list[str
             row.append("-" if own is None else _number(own))
             for name in names:
                 summary = summaries.get(name, {}).get(part)
-                row.append(_cell(summary and getattr(summary, statistic), own))
+                row.append(_cell(getattr(summary, statistic) if summary else None, own))
             yield row
 
 
@@ -122,11 +122,15 @@ def _results(results: dict[str, Result]) -> dict[str, Any]:
             told[name] = {result.trouble.kind: str(result.trouble)}
             continue
         parts = {
-            part or "all": {**asdict(summary), **_ratios(summary, ours.get(part))}
+            part or "all": {**_rounded(summary), **_ratios(summary, ours.get(part))}
             for part, summary in result.summaries().items()
         }
         told[name] = {"num_rounds": len(result.rounds), "parts": parts, **result.facts}
     return told
+
+
+def _rounded(summary: Summary) -> dict[str, float]:
+    return {statistic: float(f"{value:.5g}") for statistic, value in asdict(summary).items()}
 
 
 def _ratios(summary: Summary, own: Summary | None) -> dict[str, float]:

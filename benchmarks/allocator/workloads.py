@@ -17,7 +17,7 @@ from functools import partial
 from itertools import chain, count
 from typing import TypeAlias
 
-from benchmarks.allocator.adapters.base import Adapter, Can, free_all, num_blocks_for
+from benchmarks.allocator.adapters.base import Adapter, Can, Prompt, free_all, num_blocks_for
 from benchmarks.allocator.clock import timed
 from benchmarks.allocator.expected import expected_hits
 from benchmarks.allocator.prompts import chats, mooncake, random_tokens
@@ -161,13 +161,14 @@ class Prompts(Workload):
         self.ids, self.numbers = count(), count()
         self.num_hit_tokens = self.num_tokens = 0
 
-    def pack(self, prompts: Sequence[list[int]]) -> list[object]:
+    def pack(self, prompts: Sequence[list[int]]) -> list[Prompt]:
         """Prompts as a block manager gets them: lists, or in the form it takes fastest."""
         return [self.adapter.pack(prompt) for prompt in prompts] if self.array else list(prompts)
 
-    def serve(self, prompts: Sequence[object]) -> tuple[int, list[int]]:
+    def serve(self, prompts: Sequence[Prompt]) -> tuple[int, list[int]]:
         """Serve packed prompts: nanoseconds in all, cached tokens of each."""
-        adapter, hits = self.adapter, []
+        adapter = self.adapter
+        hits: list[int] = []
 
         def run() -> None:
             for seq_id, prompt in zip(self.ids, prompts, strict=False):
@@ -177,7 +178,7 @@ class Prompts(Workload):
 
         nanoseconds = timed(run)
         self.num_hit_tokens += sum(hits)
-        self.num_tokens += sum(map(len, prompts))  # type: ignore[arg-type] -- every form has a length
+        self.num_tokens += sum(map(len, prompts))
         return nanoseconds, hits
 
     def facts(self) -> Figures:
@@ -271,7 +272,7 @@ class Fork(Workload):
 
     def __init__(self, make: type[Adapter], *, quick: bool) -> None:
         self.adapter = make(100_000, BLOCK_SIZE, caching=make.forks_need_caching)
-        self.ids = count(1)
+        self.ids, self.families = count(1), count()
         self.num_families = 5 if quick else 25
         prompt = self.adapter.pack(random_tokens("W6", self.PARENT))
         parent, _ = self.adapter.admit(0, prompt)
@@ -287,7 +288,9 @@ class Fork(Workload):
         return {part: nanoseconds / 1e3 / units[part] for part, nanoseconds in parts.items()}
 
     def _family(self, parts: dict[str, int]) -> None:
-        adapter, children, copies = self.adapter, [], []
+        adapter, family = self.adapter, next(self.families)
+        children: list[object] = []
+        num_copies = 0
         unborn = [adapter.prepare_fork(self.parent, next(self.ids)) for _ in range(self.CHILDREN)]
 
         def fork() -> None:
@@ -295,11 +298,15 @@ class Fork(Workload):
 
         parts["fork"] += timed(fork)
         for step in range(self.TOKENS):
-            tokens = random_tokens(f"W6 {children[0]} {step}", self.CHILDREN)
+            tokens = random_tokens(f"W6 {family} {step}", self.CHILDREN)
             adapter.prepare_append(children, tokens)
-            append = partial(adapter.append_to_forks, children, tokens)
-            parts["append"] += timed(lambda append=append: copies.append(append()))
-        self._check(children, sum(copies) + adapter.copies_of_forks())
+
+            def append(tokens: list[int] = tokens) -> None:
+                nonlocal num_copies
+                num_copies += adapter.append_to_forks(children, tokens)
+
+            parts["append"] += timed(append)
+        self._check(children, num_copies + adapter.copies_of_forks())
         parts["free"] += timed(lambda: free_all(adapter, children))
 
     def _check(self, children: Sequence[object], num_copies: int) -> None:
