@@ -150,7 +150,10 @@ class DecodeBatch:
                 row.sequence.block_table.append(block)
                 slots[row.index] = block * size
             else:
-                copies.append(self._copy_tail(row, block))
+                row.sequence.last_step = max(row.sequence.last_step, self._last_step)
+                index = len(row.sequence.block_table) - 1
+                copies += self._ledger.exchange(row.sequence, (index,), (block,))
+                slots[row.index] = block * size + row.base % size
         self._next_slots = self._advance(slots)
         self._joined.clear()
         self._pending.append(self._rows)
@@ -233,16 +236,6 @@ class DecodeBatch:
                 given_up[block] += 1
                 found.append(row)
         return found
-
-    def _copy_tail(self, row: _Row, block: int) -> BlockCopy:
-        """Give a row a tail of its own in place of one that others hold too."""
-        size, table = self._ledger.block_size, row.sequence.block_table
-        copy = BlockCopy(table[-1], block, row.base % size)
-        table[-1] = block
-        self._next_slots[row.index] = block * size + row.base % size
-        self._ledger.pool.give_back(array("i", (copy.source,)), self._last_step)
-        self._ledger.count["copies"] += 1
-        return copy
 
     def _advance(self, slots: array[int]) -> array[int]:
         """Add 1 to every slot: one addition of integers with a lane a row."""

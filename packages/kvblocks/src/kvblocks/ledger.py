@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from kvblocks.errors import OutOfBlocks, UnknownSequence
 from kvblocks.pool import BlockPool
-from kvblocks.results import SequenceId, Verdict, When
+from kvblocks.results import BlockCopy, SequenceId, Verdict, When
 from kvblocks.runs import RunTree
 from kvblocks.sequence import Sequence
 
@@ -104,6 +104,21 @@ class Ledger:
             taken += self.runs.evict(num_blocks - len(taken))
         self.peak_held = max(self.peak_held, self.num_held)
         return taken
+
+    def exchange(
+        self, sequence: Sequence, indices: Iterable[int], blocks: Iterable[int]
+    ) -> list[BlockCopy]:
+        """Give a sequence blocks of its own for shared ones; returns copies of what is in them."""
+        table = sequence.block_table
+        copies = []
+        for index, block in zip(indices, blocks, strict=False):
+            source = table[index]
+            if num_valid := sequence.num_valid(index):
+                copies.append(BlockCopy(source, block, num_valid))
+            table[index] = block
+            self.pool.give_back(array("i", (source,)), sequence.last_step)
+        self.count["copies"] += len(copies)
+        return copies
 
     def publish(self, sequence: Sequence) -> None:
         """Make blocks findable that became full; exchange those whose content is here already."""

@@ -211,22 +211,19 @@ class BlockManager:
         spans: list[Span] = []
         copies: list[BlockCopy] = []
         gained: dict[SequenceId, tuple[int, ...]] = {}
-        at = 0
+        step, at = self._ledger.pool.open_step, 0
         for seq_id, write in writes.items():
             sequence = self._ledger.sequences[seq_id]
             self._ledger.leave_batch(sequence)
-            sequence.last_step = max(sequence.last_step, self._ledger.pool.open_step)
-            left = array("i", (sequence.block_table[index] for index in write.replaced))
-            own = new[at : at + write.num_new_blocks]
-            at += write.num_new_blocks
-            copied, span = sequence.apply_write(write, own)
-            spans.append(span)
-            if own:
+            sequence.last_step = step or sequence.last_step
+            if write.num_new_blocks:
+                own = new[at : at + write.num_new_blocks]
+                at += write.num_new_blocks
                 gained[seq_id] = tuple(own)
-            if left:
-                copies += copied
-                self._ledger.pool.give_back(left, sequence.last_step)
-        self._ledger.count["copies"] += len(copies)
+                if write.replaced:
+                    copies += self._ledger.exchange(sequence, write.replaced, own)
+                sequence.block_table.extend(own[len(write.replaced) :])
+            spans.append(sequence.schedule(write))
         return StepPlan(self.block_size, copies=tuple(copies), new_blocks=gained, spans=spans)
 
     def commit(self, seq_id: SequenceId, num_tokens: int, token_ids: Iterable[int] = ()) -> None:
@@ -369,7 +366,10 @@ class BlockManager:
             (pool.free, sorted(pool.shared.items()), sorted(pool.touched.items())),
             (pool.step, pool.completed_step, sorted(pool.fenced.items())),
             ledger.runs.state(),
-            [(seq_id, sequence.state()) for seq_id, sequence in ledger.all_sequences().items()],
+            [
+                (seq_id, sequence.state(pool.completed_step))
+                for seq_id, sequence in ledger.all_sequences().items()
+            ],
             (
                 ledger.peak_held,
                 sorted(ledger.count.items() - {("refusals", ledger.count["refusals"])}),
@@ -404,7 +404,8 @@ class BlockManager:
         for seq_id, entry in entries.items():
             sequence = self._ledger.get(seq_id)
             write = sequence.plan_write(seq_id, entry, shared, given_up)
-            given_up.update(sequence.block_table[index] for index in write.replaced)
+            if write.replaced:
+                given_up.update(sequence.block_table[index] for index in write.replaced)
             writes[seq_id] = write
         return writes
 

@@ -286,9 +286,11 @@ class RunTree:
         return b"".join(reversed(stretches))
 
     def state(self) -> tuple[object, ...]:
-        """All that there is, for comparison."""
+        """All that matters from now on, for comparison."""
+        done = self._pool.completed_step
         runs = [
-            (run.key, run.tokens, run.blocks, run.holders, run.last_step, run.fence, run.stamp)
+            (run.key, run.tokens, run.blocks, run.holders, run.fence, run.stamp)
+            + ((run.last_step,) if run.last_step > done else ())
             for run in self
         ]
         return runs, self._clock, self.num_cached, self.num_fenced, self.num_evicted

@@ -17,12 +17,14 @@ import operator
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kvblocks.errors import InvalidLength, InvalidTokens
 from kvblocks.hashing import pack_tokens
-from kvblocks.results import BlockCopy, SequenceId, Span
+from kvblocks.results import SequenceId, Span
 from kvblocks.runs import Run
+
+_NOTHING = array("I")
 
 
 class Write(NamedTuple):
@@ -81,10 +83,11 @@ class Sequence:
         """The blocks past the path to `run`."""
         return self.block_table[self.num_run_blocks :]
 
-    def state(self) -> tuple[object, ...]:
-        """All that there is, for comparison."""
+    def state(self, completed_step: int) -> tuple[object, ...]:
+        """All that matters from now on, for comparison."""
+        last_step = self.last_step if self.last_step > completed_step else 0
         lengths = (self.first_id, self.num_committed, self.num_computed, self.num_run_blocks)
-        return self.root, self.block_table, self.token_ids, lengths, self.last_step
+        return self.root, self.block_table, self.token_ids, lengths, last_step
 
     def num_valid(self, index: int) -> int:
         """Computed positions in the block at `index` of the table."""
@@ -102,7 +105,12 @@ class Sequence:
         `shared` counts the tables that hold a loose block, `given_up` those of them that earlier
         entries of the batch take it out of.
         """
-        num_tokens, new_tokens = self._read_entry(seq_id, entry)
+        num_tokens = entry if isinstance(entry, int) else len(entry)
+        if num_tokens < 1:
+            raise InvalidLength(
+                f"sequence {seq_id!r} must append at least 1 token, got {num_tokens}"
+            )
+        new_tokens = _NOTHING if isinstance(entry, int) else self._find_news(seq_id, entry)
         num_held = len(self.block_table)
         num_blocks = -(-(self.num_computed + num_tokens) // self.block_size)
         replaced: tuple[int, ...] = ()
@@ -116,20 +124,14 @@ class Sequence:
         num_new_blocks = len(replaced) + max(0, num_blocks - num_held)
         return Write(num_tokens, new_tokens, replaced, max(num_held, num_blocks), num_new_blocks)
 
-    def apply_write(self, write: Write, new_blocks: array[int]) -> tuple[list[BlockCopy], Span]:
-        """Put new blocks where the write needs them, and schedule its positions."""
-        copies = []
-        start, table = self.num_computed, self.block_table
-        num_replaced = len(write.replaced)
-        for index, destination in zip(write.replaced, new_blocks, strict=False):
-            if num_valid := self.num_valid(index):
-                copies.append(BlockCopy(table[index], destination, num_valid))
-            table[index] = destination
-        table.extend(new_blocks[num_replaced:])
-        self.token_ids.extend(write.new_tokens)
+    def schedule(self, write: Write) -> Span:
+        """Schedule the positions of a write whose blocks are in the table."""
+        start, size = self.num_computed, self.block_size
         self.num_computed = end = start + write.num_tokens
-        first, offset = divmod(start, self.block_size)
-        return copies, Span(table[first : -(-end // self.block_size)], offset, write.num_tokens)
+        if write.new_tokens:
+            self.token_ids.extend(write.new_tokens)
+        first = start // size
+        return Span(self.block_table[first : -(-end // size)], start % size, write.num_tokens)
 
     def fork(self) -> Sequence:
         """A sequence with the same tokens, lengths and blocks. The caller notes the new holder."""
@@ -141,18 +143,12 @@ class Sequence:
             batch=None,
         )
 
-    def _read_entry(self, seq_id: SequenceId, entry: array[int] | int) -> tuple[int, array[int]]:
-        """The number of positions that an entry schedules, and the token ids that are news."""
-        if isinstance(entry, int):
-            num_tokens, packed = entry, array("I")
-        else:
-            num_tokens, packed = len(entry), entry
-        if num_tokens < 1:
-            raise InvalidLength(
-                f"sequence {seq_id!r} must append at least 1 token, got {num_tokens}"
-            )
+    def _find_news(self, seq_id: SequenceId, packed: array[int]) -> array[int]:
+        """Of the token ids of the next positions, those that are not known yet."""
         start, num_known = self.num_computed, self.num_known
-        if packed and start > num_known:
+        if start == num_known:
+            return packed
+        if start > num_known:
             raise InvalidTokens(
                 f"sequence {seq_id!r} has {start} computed positions but {num_known} known token "
                 f"ids: commit the missing ids first, or append a count"
@@ -164,9 +160,11 @@ class Sequence:
                 f"token ids must agree with the known ones: sequence {seq_id!r} has {known[at]} "
                 f"at position {start + at}, got {packed[at]}"
             )
-        return num_tokens, packed[len(known) :]
+        return packed[len(known) :]
 
 
-def read_entry(entry: Iterable[int] | int) -> array[int] | int:
+def read_entry(entry: Any) -> array[int] | int:
     """One entry of a batch: packed token ids, or a count."""
+    if isinstance(entry, int):
+        return entry
     return pack_tokens(entry) if isinstance(entry, Iterable) else operator.index(entry)
