@@ -41,19 +41,19 @@ ALLOCATE, DECODE, CACHE, FORK, MEMORY = (
 
 def _decoding() -> Iterator[Case]:
     unit = "sequence and step"
-    for key, about, needs, options in (
-        ("W2", "decode, 256 running", DECODE, {}),
-        ("W2/singly", "decode, one call a sequence", DECODE, {"singly": True}),
-        ("W2j", "decode, 13 of 256 leave and join a step", DECODE, {"turnover": 13}),
-        ("W2c", "decode with caching", DECODE | CACHE, {"caching": True}),
-        (
-            "W2c/singly",
-            "decode with caching, one call a sequence",
-            DECODE | CACHE,
-            {"caching": True, "singly": True},
-        ),
-    ):
-        yield Case(key, about, unit, needs, partial(Decode, **options))
+    ways = (
+        ("", "", "decode"),
+        ("/together", ", one call a step", "decode_together"),
+        ("/singly", ", one call a sequence", "decode_singly"),
+    )
+    for suffix, about, way in ways:
+        build = partial(Decode, way=way)
+        yield Case(f"W2{suffix}", f"decode, 256 running{about}", unit, DECODE, build)
+    turnover = partial(Decode, turnover=13)
+    yield Case("W2j", "decode, 13 of 256 leave and join a step", unit, DECODE, turnover)
+    for suffix, about, way in ways:
+        build = partial(Decode, way=way, caching=True)
+        yield Case(f"W2c{suffix}", f"decode with caching{about}", unit, DECODE | CACHE, build)
 
 
 def _caching(build: Callable[..., Workload], key: str, about: str, unit: str) -> Iterator[Case]:

@@ -11,23 +11,24 @@ from itertools import chain
 
 from benchmarks.allocator.adapters.base import Adapter, Can, free_all, num_blocks_for
 from benchmarks.allocator.prompts import random_tokens
-from benchmarks.allocator.workloads import WrongAnswerError, require
+from benchmarks.allocator.workloads import WrongAnswerError, require, require_decoded
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 64
+WAYS = ("decode", "decode_together", "decode_singly")
 
 
 def verify(make: type[Adapter]) -> None:
     """Run all checks, or raise `WrongAnswerError`."""
     _verify_pool(make(NUM_BLOCKS, BLOCK_SIZE, caching=False))
     if Can.DECODE in make.abilities:
-        _verify_decoding(make, caching=False, singly=False)
-        _verify_decoding(make, caching=False, singly=True)
+        for way in WAYS:
+            _verify_decoding(make, way, caching=False)
     if Can.CACHE in make.abilities:
         _verify_hits(make(NUM_BLOCKS, BLOCK_SIZE, caching=True))
         if Can.DECODE in make.abilities:
-            _verify_decoding(make, caching=True, singly=False)
-            _verify_decoding(make, caching=True, singly=True)
+            for way in WAYS:
+                _verify_decoding(make, way, caching=True)
 
 
 def _require_disjoint(tables: list[list[int]]) -> None:
@@ -58,7 +59,7 @@ def _verify_pool(adapter: Adapter) -> None:
     raise WrongAnswerError("a prompt longer than the pool must be refused")
 
 
-def _verify_decoding(make: type[Adapter], *, caching: bool, singly: bool) -> None:
+def _verify_decoding(make: type[Adapter], way: str, *, caching: bool) -> None:
     """Slots follow the tables over block boundaries, while sequences come and go."""
     adapter = make(NUM_BLOCKS, BLOCK_SIZE, caching=caching)
     lengths = [5, 16, 31]
@@ -67,7 +68,7 @@ def _verify_decoding(make: type[Adapter], *, caching: bool, singly: bool) -> Non
     ]
     seqs = [adapter.admit(i, prompt)[0] for i, prompt in enumerate(prompts)]
     batch = adapter.start(seqs, prompts)
-    decode = adapter.decode_singly if singly else adapter.decode
+    decode = getattr(adapter, way)
     for step in range(40):
         if step == 20:
             adapter.exchange(batch, 1, [(3, adapter.pack(random_tokens("join", 40)))])
@@ -75,14 +76,8 @@ def _verify_decoding(make: type[Adapter], *, caching: bool, singly: bool) -> Non
         slots = adapter.slots(decode(batch, random_tokens(f"step {step}", len(lengths))))
         lengths = [length + 1 for length in lengths]
         tables = [list(adapter.table(seq)) for seq in adapter.sequences(batch)]
-        expected = [num_blocks_for(length, BLOCK_SIZE) for length in lengths]
-        require(expected, [len(table) for table in tables], "the lengths of tables")
+        require_decoded(adapter, tables, slots, lengths)
         _require_disjoint(tables)
-        expected = [
-            adapter.slot(table[-1], (length - 1) % BLOCK_SIZE)
-            for table, length in zip(tables, lengths, strict=True)
-        ]
-        require(expected, slots, "the slots of a step")
     free_all(adapter, adapter.sequences(batch))
     whole, _ = adapter.admit(4, random_tokens("whole", NUM_BLOCKS * BLOCK_SIZE))
     require(NUM_BLOCKS, len(set(adapter.table(whole))), "the blocks of the whole pool")

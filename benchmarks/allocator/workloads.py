@@ -84,8 +84,8 @@ class AllocateFree(Workload):
 class Decode(Workload):
     """W2: 256 running sequences get one token each a step; slots are returned.
 
-    `turnover` sequences leave and as many join before each step. `singly` asks for one call a
-    sequence from a block manager that has both ways.
+    `turnover` sequences leave and as many join before each step. `way` names the method of the
+    adapter: a block manager may have several.
     """
 
     BATCH, PROMPT = 256, 256
@@ -96,11 +96,11 @@ class Decode(Workload):
         *,
         quick: bool,
         caching: bool = False,
-        singly: bool = False,
+        way: str = "decode",
         turnover: int = 0,
     ) -> None:
         self.adapter = make(100_000, BLOCK_SIZE, caching=caching)
-        self.decode = self.adapter.decode_singly if singly else self.adapter.decode
+        self.decode = getattr(self.adapter, way)
         self.turnover = turnover
         self.num_steps = 16 if quick else 64
         self.ids, self.numbers = count(), count()
@@ -144,12 +144,21 @@ class Decode(Workload):
     def _check(self, seqs: Sequence[object], slots: list[int], lengths: list[int]) -> None:
         """The slots of the last step are where the tables say, and no two sequences share one."""
         tables = [self.adapter.table(seq) for seq in seqs]
-        for table, slot, length in zip(tables, slots, lengths, strict=True):
-            require(num_blocks_for(length, BLOCK_SIZE), len(table), "the length of a table")
-            last = length - 1
-            expected = self.adapter.slot(table[last // BLOCK_SIZE], last % BLOCK_SIZE)
-            require(expected, slot, "the slot of the last token")
+        require_decoded(self.adapter, tables, slots, lengths)
         require(len(tables), len({table[-1] for table in tables}), "the number of last blocks")
+
+
+def require_decoded(
+    adapter: Adapter, tables: Sequence[Sequence[int]], slots: Sequence[int], lengths: Sequence[int]
+) -> None:
+    """Tables and slots after a step belong to sequences of these lengths, in whatever order."""
+    expected = sorted(
+        (num_blocks_for(length, BLOCK_SIZE), (length - 1) % BLOCK_SIZE) for length in lengths
+    )
+    offsets = [slot - adapter.slot(table[-1], 0) for table, slot in zip(tables, slots, strict=True)]
+    got = sorted(zip(map(len, tables), offsets, strict=True))
+    for right, answer in zip(expected, got, strict=True):
+        require(right, answer, "the length of a table and the last slot in its last block")
 
 
 class Prompts(Workload):

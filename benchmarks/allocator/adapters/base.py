@@ -1,6 +1,6 @@
 """What a workload asks of a block manager, whoever wrote it.
 
-Timed are `admit`, `decode`, `decode_singly`, `exchange`, `free`, `fork`, `append_to_forks` and
+Timed are `admit`, `decode` and its other ways, `exchange`, `free`, `fork`, `append_to_forks` and
 nothing else: what an adapter does there is what its engine would do, without the model.
 
 Knows the calls. Does not know workloads or clocks.
@@ -71,8 +71,12 @@ class Adapter(ABC):
         """Append one token to each sequence in the quickest way on offer; returns the slots."""
         raise NotImplementedError
 
+    def decode_together(self, batch: Batch, tokens: Sequence[int]) -> Any:
+        """The same by one call that names every sequence, if that is another way."""
+        return self.decode(batch, tokens)
+
     def decode_singly(self, batch: Batch, tokens: Sequence[int]) -> Any:
-        """Append one token to each sequence, one call a sequence, if that is another way."""
+        """The same by one call a sequence, if that is another way."""
         return self.decode(batch, tokens)
 
     def exchange(self, batch: Batch, leaving: int, joining: Sequence[tuple[int, Prompt]]) -> None:
@@ -108,11 +112,11 @@ class Adapter(ABC):
     # ── for checks, never timed ──────────────────────────────────────────────────────────────
 
     @abstractmethod
-    def table(self, seq: Seq) -> list[int]:
+    def table(self, seq: Seq) -> Sequence[int]:
         """The block ids of a sequence."""
 
     def sequences(self, batch: Batch) -> list[Seq]:
-        """The sequences of a running batch."""
+        """The sequences of a running batch, in the order of its slots."""
         return list(batch)
 
     def slots(self, decoded: Any) -> list[int]:

@@ -7,33 +7,18 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from benchmarks.allocator.adapters.base import Adapter, Can
 from kvblocks import BlockManager
 
 
 class RunningBatch:
-    """What an engine keeps of running sequences: the counts of a step, and who fills a block when."""
+    """What an engine keeps of its running sequences: their ids by age, and a decode batch."""
 
     def __init__(self, seq_ids: Iterable[int], manager: BlockManager) -> None:
-        self.manager = manager
-        self.seq_ids = list(seq_ids)
-        self.counts = dict.fromkeys(self.seq_ids, 1)
-        self.note_lengths()
-
-    def note_lengths(self) -> None:
-        """Group the sequences by the number of steps after which each fills a block."""
-        self.num_steps = 0
-        size = self.manager.block_size
-        self._fills_after: list[list[int]] = [[] for _ in range(size)]
-        for seq_id in self.seq_ids:
-            num_tokens = self.manager.num_computed_tokens(seq_id)
-            self._fills_after[-num_tokens % size].append(seq_id)
-
-    def advance(self) -> list[int]:
-        """Count a step; returns the sequences of which it filled a block."""
-        self.num_steps += 1
-        return self._fills_after[self.num_steps % self.manager.block_size]
+        self.by_age = list(seq_ids)
+        self.rows = manager.decode_batch(self.by_age)
 
 
 class Subject(Adapter):
@@ -63,30 +48,32 @@ class Subject(Adapter):
         self.manager.free(seq)
 
     def start(self, seqs: Sequence[int], prompts: Sequence[Sequence[int]]) -> RunningBatch:
-        """A prompt that was only allocated is computed before it can be appended to."""
-        if not self.caching:
-            for seq_id, prompt in zip(seqs, prompts, strict=True):
-                self.manager.append({seq_id: len(prompt)})
-                self.manager.commit(seq_id, len(prompt))
+        self._compute(list(zip(seqs, prompts, strict=True)))
         return RunningBatch(seqs, self.manager)
 
     def decode(self, batch: RunningBatch, tokens: Sequence[int]) -> array[int]:
-        """One append a step; a sequence commits when a block of it is full and can be shared."""
-        manager = self.manager
+        """A decode batch: rows advance together, and the step is committed with its tokens."""
+        plan = batch.rows.append()
+        batch.rows.commit(tokens)
+        return plan.slot_mapping
+
+    def decode_together(self, batch: RunningBatch, tokens: Sequence[int]) -> array[int]:
+        """One append a step; with caching a commit a sequence, and tokens instead of counts."""
+        manager, seq_ids = self.manager, batch.by_age
         if not self.caching:
-            return manager.append(batch.counts).slot_mapping
-        plan = manager.append(dict(zip(batch.seq_ids, zip(tokens, strict=True), strict=True)))
-        for seq_id in batch.advance():
+            return manager.append(dict.fromkeys(seq_ids, 1)).slot_mapping
+        plan = manager.append(dict(zip(seq_ids, zip(tokens, strict=True), strict=True)))
+        for seq_id in seq_ids:
             manager.commit(seq_id, manager.num_computed_tokens(seq_id))
         return plan.slot_mapping
 
     def decode_singly(self, batch: RunningBatch, tokens: Sequence[int]) -> list[int]:
-        """One append a sequence; with caching one commit too, whether a block is full or not."""
+        """One append a sequence; with caching a commit too, and tokens instead of counts."""
         manager = self.manager
         if not self.caching:
-            return [manager.append({seq_id: 1}).slot_mapping[0] for seq_id in batch.seq_ids]
+            return [manager.append({seq_id: 1}).slot_mapping[0] for seq_id in batch.by_age]
         slots = []
-        for seq_id, token in zip(batch.seq_ids, tokens, strict=True):
+        for seq_id, token in zip(batch.by_age, tokens, strict=True):
             slots.append(manager.append({seq_id: (token,)}).slot_mapping[0])
             manager.commit(seq_id, manager.num_computed_tokens(seq_id))
         return slots
@@ -94,14 +81,11 @@ class Subject(Adapter):
     def exchange(
         self, batch: RunningBatch, leaving: int, joining: Sequence[tuple[int, Sequence[int]]]
     ) -> None:
-        for seq_id in batch.seq_ids[:leaving]:
-            del batch.counts[seq_id]
-        super().exchange(batch.seq_ids, leaving, joining)
-        if self.caching:
-            batch.note_lengths()
-        else:
-            self.manager.append({seq_id: len(prompt) for seq_id, prompt in joining})
-        batch.counts.update((seq_id, 1) for seq_id, _ in joining)
+        """Who is freed leaves the rows by itself; who is appended to by itself has left them."""
+        super().exchange(batch.by_age, leaving, joining)
+        self._compute(joining)
+        for seq_id, _ in joining:
+            batch.rows.join(seq_id)
 
     def fork(self, parent: int, child: int) -> int:
         self.manager.fork(parent, child)
@@ -114,8 +98,16 @@ class Subject(Adapter):
     def table(self, seq: int) -> list[int]:
         return self.manager.block_table(seq).tolist()
 
-    def sequences(self, batch: RunningBatch) -> list[int]:
-        return batch.seq_ids
+    def sequences(self, batch: RunningBatch) -> list[Any]:
+        """Rows move when others leave; sequences that were appended to otherwise are no rows."""
+        return list(batch.rows.seq_ids) or batch.by_age
+
+    def _compute(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
+        """Prompts that were only allocated are computed before they can be appended to."""
+        if not self.caching:
+            self.manager.append({seq_id: len(prompt) for seq_id, prompt in prompts})
+            for seq_id, prompt in prompts:
+                self.manager.commit(seq_id, len(prompt))
 
 
 ADAPTER = Subject
