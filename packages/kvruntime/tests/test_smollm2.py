@@ -1,5 +1,7 @@
 """A real checkpoint through paged memory, against transformers and against itself."""
 
+import contextlib
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -91,3 +93,17 @@ def test_forked_samples_are_what_each_would_be_alone(llm: LLM) -> None:
     assert samples[:2] == tokens_of(llm.generate([token_ids], two))[0]
     assert len({tuple(sample) for sample in samples}) == 4
     assert llm.stats.num_forks - before.num_forks == 4
+
+
+def test_the_example_of_the_readme_runs(
+    smollm2: Checkpoint, smollm2_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert smollm2.name == "smollm2"  # converted by now
+    monkeypatch.setenv("KVRUNTIME_CACHE", str(smollm2_cache))
+    readme = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
+    code = readme.split("```python\n")[1].split("```")[0]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, {})  # noqa: S102 -- it is ours
+    lines = printed.getvalue().splitlines()
+    assert lines[0] == "0 The capital of France is Paris."
+    assert lines[-1].startswith("3 ")
