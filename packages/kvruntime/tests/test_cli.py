@@ -167,6 +167,7 @@ def test_a_path_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
 def test_help_has_an_example_and_version_is_the_packages() -> None:
     from kvruntime import __version__
 
+    assert "Example: kvruntime demo" in kvruntime("--help").stdout
     assert "Example: kvruntime generate" in kvruntime("generate", "--help").stdout
     assert kvruntime("--version").stdout.strip() == __version__
 

@@ -27,6 +27,7 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     name="kvruntime",
     help="A small transformer engine on paged memory.",
+    epilog="Example: kvruntime demo",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
