@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib
+import inspect
 import re
 import sys
 import tomllib
@@ -84,6 +85,17 @@ def test_dependencies_are_those_imported(package: str) -> None:
         module.partition(".")[0] for path in modules(package) for module, _ in imports(path)
     }
     assert names == imported & MAY_IMPORT[package]
+
+
+@packages
+def test_all_names_what_is_public(package: str) -> None:
+    module = importlib.import_module(package)
+    public = {
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    }
+    assert set(module.__all__) == public | {"__version__"}
 
 
 @packages

@@ -1,6 +1,7 @@
 """Prompts in, texts out: every form a prompt may have, and what a call that fails leaves behind."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -147,3 +148,8 @@ def test_many_requests_leave_nothing_in_memory(make_llm: MakeLLM) -> None:
     assert pool.num_free_blocks + pool.num_cached_blocks == 16
     assert not llm.engine.scheduler.running
     assert not llm.engine.scheduler.waiting
+
+
+def test_fewer_than_one_thread_is_refused(tiny_checkpoint: Callable[[str], Path]) -> None:
+    with pytest.raises(InvalidRequest, match="num_threads must be at least 1, got 0"):
+        LLM(tiny_checkpoint("llama"), num_threads=0)

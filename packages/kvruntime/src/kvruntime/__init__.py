@@ -10,7 +10,7 @@ from kvruntime.errors import (
     MissingDependency,
 )
 from kvruntime.llm import LLM
-from kvruntime.request import CompletionOutput, FinishReason, RequestOutput
+from kvruntime.request import CompletionOutput, FinishReason, Request, RequestOutput
 from kvruntime.sampling_params import SamplingParams
 from kvruntime.weights import Checkpoint, load_checkpoint
 
@@ -27,6 +27,7 @@ __all__ = [
     "InvalidRequest",
     "KVRuntimeError",
     "MissingDependency",
+    "Request",
     "RequestOutput",
     "SamplingParams",
     "__version__",

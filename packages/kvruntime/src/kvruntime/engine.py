@@ -31,7 +31,6 @@ class EngineConfig:
         max_num_batched_tokens: the budget of tokens a step.
         max_num_seqs: sequences that run at the same time.
         prefix_caching: reuse the blocks of equal prefixes.
-        num_threads: threads of torch; a setting of the whole process.
     """
 
     block_size: int = 16
@@ -41,7 +40,6 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     max_num_seqs: int = 64
     prefix_caching: bool = True
-    num_threads: int = 1
 
     def __post_init__(self) -> None:
         for field in fields(self):

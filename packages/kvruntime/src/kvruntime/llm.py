@@ -35,6 +35,7 @@ class LLM:
     Args:
         model: "smollm2", a GGUF file, a folder of Hugging Face, or a loaded `Checkpoint`.
         config: the engine's settings.
+        num_threads: threads of torch, a setting of the whole process.
         progress: called as the checkpoint loads and as tokens are generated.
 
     Example::
@@ -53,13 +54,16 @@ class LLM:
         model: str | os.PathLike[str] | Checkpoint,
         config: EngineConfig | None = None,
         *,
+        num_threads: int = 1,
         progress: Progress | None = None,
     ) -> None:
+        if num_threads < 1:
+            raise InvalidRequest(f"num_threads must be at least 1, got {num_threads}")
         config = config or EngineConfig()
         checkpoint = (
             model if isinstance(model, Checkpoint) else load_checkpoint(model, progress=progress)
         )
-        torch.set_num_threads(config.num_threads)
+        torch.set_num_threads(num_threads)
         self.tokenizer = checkpoint.tokenizer
         self.engine = Engine(Llama(checkpoint.config, checkpoint.tensors), config)
         self._progress = progress

@@ -77,13 +77,11 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Open a step: choose who runs, and take the blocks it needs."""
         step = self.manager.begin_step()
-        num_preemptions = self.num_preemptions
         batch = self._schedule_running()
         plans = [self.manager.append(_entries(batch))]
-        if self.num_preemptions == num_preemptions:
-            admitted = self._admit(self.max_num_batched_tokens - sum(batch.values()))
-            plans.append(self.manager.append(_entries(admitted)))
-            batch |= admitted
+        admitted = self._admit(self.max_num_batched_tokens - sum(batch.values()))
+        plans.append(self.manager.append(_entries(admitted)))
+        batch |= admitted
         return SchedulerOutput(
             step=step,
             scheduled=tuple(self._describe(sequence, n) for sequence, n in batch.items()),
