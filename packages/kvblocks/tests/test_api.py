@@ -24,6 +24,7 @@ MODULES = (
     "runs",
     "sequence",
     "ledger",
+    "append",
     "checks",
     "decode",
     "manager",

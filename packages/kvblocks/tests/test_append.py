@@ -310,3 +310,55 @@ def test_an_entry_schedules_at_least_one_token(
 ) -> None:
     with refused(manager, InvalidLength, "sequence 'A' must append at least 1 token, got"):
         manager.append({"A": entry})
+
+
+# ── token ids that nobody needs ──────────────────────────────────────────────────────────────
+
+
+def test_without_a_prefix_cache_a_count_is_a_prompt() -> None:
+    manager = BlockManager(8, 4, prefix_caching=False)
+    assert manager.can_allocate(9).num_needed_blocks == 3
+    assert manager.allocate("A", 9).block_ids == (0, 1, 2)
+    manager.append({"A": 9})
+    manager.commit("A", 9)
+    manager.fork("A", "B")
+    assert manager.append({"A": 1, "B": 1}).copies == (BlockCopy(2, 3, 1),)
+    manager.commit("A", 10)
+    assert manager.block_hashes("A") == ()
+    manager.check()
+
+
+def test_with_a_prefix_cache_a_count_is_no_prompt() -> None:
+    manager = BlockManager(8, 4)
+    with pytest.raises(InvalidTokens, match="tokens must be an iterable of integers"):
+        manager.allocate("A", 9)
+    with pytest.raises(InvalidTokens, match="a prompt must have at least 1 token, got 0"):
+        BlockManager(8, 4, prefix_caching=False).allocate("A", 0)
+
+
+def test_hashes_end_where_known_ids_do() -> None:
+    manager = BlockManager(8, 4, prefix_caching=False)
+    manager.allocate("A", range(6))
+    manager.append({"A": 10})
+    manager.commit("A", 10)
+    assert len(manager.block_hashes("A")) == 1
+
+
+def test_one_token_each_is_what_single_entries_schedule() -> None:
+    """The pass for a common step against the general one, which ids take."""
+    ours, theirs = BlockManager(12, 4), BlockManager(12, 4)
+    for manager in (ours, theirs):
+        for name, length in (("A", 3), ("B", 4), ("C", 6)):
+            filled(manager, name, length, first_token=10 * length)
+        manager.begin_step()
+    plan, expected = (
+        ours.append({"A": 1, "B": 1, "C": 1}),
+        theirs.append({"A": [7], "B": [7], "C": [7]}),
+    )
+    assert plan.slot_mapping == expected.slot_mapping
+    assert plan.new_blocks == expected.new_blocks == {"B": (5,)}
+    for manager, name in ((ours, "A"), (theirs, "A")):
+        manager.free(name)
+        assert manager.stats().num_fenced_blocks == 1
+    with pytest.raises(UnknownSequence, match="no sequence 'A'"):
+        ours.append({"B": 1, "A": 1})

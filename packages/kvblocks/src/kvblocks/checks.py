@@ -91,7 +91,7 @@ def check_runs(pool: BlockPool, runs: RunTree, block_size: int) -> None:
         _require(bool(parent.holders) or not run.holders, "a held run must hold its parent")
         if not parent.holders:
             _require(
-                parent.stamp >= run.stamp and parent.fence >= run.fence,
+                parent.last_used >= run.last_used and parent.fence >= run.fence,
                 "a run must not be evicted before its children",
             )
         _require(
@@ -104,8 +104,8 @@ def check_runs(pool: BlockPool, runs: RunTree, block_size: int) -> None:
     _require(not blocks.keys() & pool.shared.keys(), "no block of a run is loose")
 
 
-def check_sequences(sequences: Sequences) -> None:
-    """committed <= computed <= capacity, and every committed position has a known token id."""
+def check_sequences(sequences: Sequences, *, known: bool) -> None:
+    """committed <= computed <= capacity; with a prefix cache what is committed has known ids."""
     for seq_id, seq in sequences.items():
         _require(
             0 <= seq.num_committed <= seq.num_computed <= seq.capacity,
@@ -113,7 +113,7 @@ def check_sequences(sequences: Sequences) -> None:
             f"<= capacity {seq.capacity} must hold",
         )
         _require(
-            seq.num_committed <= seq.num_known,
+            seq.num_committed <= seq.num_known or not known,
             f"sequence {seq_id!r}: {seq.num_committed} committed, {seq.num_known} ids known",
         )
         _require(

@@ -19,10 +19,11 @@ import hashlib
 import operator
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from kvblocks import checks
+from kvblocks.append import append, judge_append, plan_writes
 from kvblocks.decode import DecodeBatch
 from kvblocks.errors import (
     InvalidBatch,
@@ -37,21 +38,20 @@ from kvblocks.ledger import Ledger
 from kvblocks.results import (
     Allocation,
     Batch,
-    BlockCopy,
     Match,
     SequenceId,
-    Span,
     Stats,
     StepPlan,
     Usage,
     Verdict,
 )
 from kvblocks.runs import Found
-from kvblocks.sequence import Sequence, Write, read_entry
+from kvblocks.sequence import Sequence
 
 
 class _Prompt(NamedTuple):
-    tokens: array[int]
+    num_tokens: int
+    tokens: array[int]  # none where only their number is known
     root: bytes
     found: Found
 
@@ -95,13 +95,13 @@ class BlockManager:
         blocks = self._read_prompt(tokens, salt).found.blocks
         return Match(len(blocks) * self.block_size, blocks)
 
-    def can_allocate(self, tokens: Iterable[int], *, salt: str | None = None) -> Verdict:
+    def can_allocate(self, tokens: Iterable[int] | int, *, salt: str | None = None) -> Verdict:
         """Whether `allocate` would succeed. A pure query at the cost of `match`."""
         return self._judge_allocation(self._read_prompt(tokens, salt))
 
     def can_append(self, batch: Batch) -> Verdict:
         """Whether `append` would succeed. A pure query; raises what `append` would for bad input."""
-        return self._judge_append(self._plan_writes(batch).values())
+        return judge_append(self._ledger, plan_writes(self._ledger, batch))
 
     def __contains__(self, seq_id: object) -> bool:
         return seq_id in self._ledger.sequences
@@ -125,12 +125,13 @@ class BlockManager:
         return sum(s.block_table.count(block_id) for s in self._ledger.sequences.values())
 
     def block_hashes(self, seq_id: SequenceId) -> tuple[bytes, ...]:
-        """The chained SHA-256 of each full committed block, equal in every process.
+        """The chained SHA-256 of each full committed block of known ids, equal in every process.
 
         O(committed tokens): computed when asked for.
         """
         sequence = self._ledger.get(seq_id)
-        num_full = sequence.num_committed // self.block_size
+        num_known = min(sequence.num_committed, sequence.num_known)
+        num_full = num_known // self.block_size
         tokens = self._ledger.runs.path_tokens(sequence.run) + sequence.token_ids.tobytes()
         return tuple(chain_hashes(sequence.root, split_blocks(tokens, self.block_size, num_full)))
 
@@ -164,21 +165,20 @@ class BlockManager:
     # ── the life of a sequence ───────────────────────────────────────────────────────────────
 
     def allocate(
-        self, seq_id: SequenceId, tokens: Iterable[int], *, salt: str | None = None
+        self, seq_id: SequenceId, tokens: Iterable[int] | int, *, salt: str | None = None
     ) -> Allocation:
         """Take blocks for a whole prompt, cached ones by reference; committed = computed = cached.
 
-        O(len(tokens) + blocks). `SequenceExists`, `InvalidTokens`, `OutOfBlocks`.
+        Without a prefix cache the number of tokens is enough. O(len(tokens) + blocks). `SequenceExists`, `InvalidTokens`, `OutOfBlocks`.
         """
         prompt = self._read_prompt(tokens, salt)
         self._require_new(seq_id)
         self._ledger.serve(self._judge_allocation(prompt))
 
-        num_tokens, found = len(prompt.tokens), prompt.found
+        num_tokens, found = prompt.num_tokens, prompt.found
         num_cached = len(found.blocks) * self.block_size
-        run = self._ledger.runs.hold(
-            found
-        )  # before anything is evicted: a hit must not evict itself
+        # Before anything is evicted: a hit must not evict itself.
+        run = self._ledger.runs.hold(found)
         new = self._ledger.take(self._ledger.num_blocks_for(num_tokens) - len(found.blocks))
         self._ledger.sequences[seq_id] = Sequence(
             block_size=self.block_size,
@@ -204,32 +204,13 @@ class BlockManager:
         already there are copied; the last holder writes in place. O(tokens scheduled).
         `UnknownSequence`, `InvalidTokens`, `InvalidLength`, `OutOfBlocks`; then nothing changed.
         """
-        writes = self._plan_writes(batch)
-        self._ledger.serve(self._judge_append(writes.values()))
-
-        new = self._ledger.take(sum(write.num_new_blocks for write in writes.values()))
-        spans: list[Span] = []
-        copies: list[BlockCopy] = []
-        gained: dict[SequenceId, tuple[int, ...]] = {}
-        step, at = self._ledger.pool.open_step, 0
-        for seq_id, write in writes.items():
-            sequence = self._ledger.sequences[seq_id]
-            self._ledger.leave_batch(sequence)
-            sequence.last_step = step or sequence.last_step
-            if write.num_new_blocks:
-                own = new[at : at + write.num_new_blocks]
-                at += write.num_new_blocks
-                gained[seq_id] = tuple(own)
-                if write.replaced:
-                    copies += self._ledger.exchange(sequence, write.replaced, own)
-                sequence.block_table.extend(own[len(write.replaced) :])
-            spans.append(sequence.schedule(write))
-        return StepPlan(self.block_size, copies=tuple(copies), new_blocks=gained, spans=spans)
+        return append(self._ledger, batch)
 
     def commit(self, seq_id: SequenceId, num_tokens: int, token_ids: Iterable[int] = ()) -> None:
         """Declare that positions [0, num_tokens) are written: full blocks may be shared from now on.
 
-        `token_ids` brings the ids that were unknown when the positions were appended. If the index
+        `token_ids` brings the ids that were unknown when the positions were appended; without a
+        prefix cache nobody needs them. If the index
         holds the content of a block already, the sequence adopts that block and gives its own back
         (equal content is stored once). O(blocks that became full).
         `UnknownSequence`, `InvalidTokens`, `InvalidLength`.
@@ -247,7 +228,7 @@ class BlockManager:
                 f"token ids may not go past the computed {sequence.num_computed} positions, "
                 f"got ids up to {num_known}"
             )
-        if num_known < num_tokens:
+        if num_known < num_tokens and self.prefix_caching:
             raise InvalidTokens(
                 f"committed positions need known token ids: {num_known} of {num_tokens} are known"
             )
@@ -356,7 +337,7 @@ class BlockManager:
         checks.check_pool(pool, runs, sequences)
         checks.check_holders(pool, runs, sequences)
         checks.check_runs(pool, runs, self.block_size)
-        checks.check_sequences(sequences)
+        checks.check_sequences(sequences, known=self.prefix_caching)
         checks.check_paths(sequences, findable=self.prefix_caching)
 
     def state_digest(self) -> str:
@@ -383,37 +364,22 @@ class BlockManager:
         if seq_id in self._ledger.sequences:
             raise SequenceExists(f"a sequence {seq_id!r} exists already; free it first")
 
-    def _read_prompt(self, tokens: Iterable[int], salt: str | None) -> _Prompt:
+    def _read_prompt(self, tokens: Iterable[int] | int, salt: str | None) -> _Prompt:
         """Pack a prompt and find its cached prefix."""
-        packed = pack_tokens(tokens)
-        if not packed:
-            raise InvalidTokens("a prompt must have at least 1 token, got 0")
+        if isinstance(tokens, int) and not self.prefix_caching:
+            packed, num_tokens = array("I"), tokens
+        else:
+            packed = pack_tokens(tokens)  # type: ignore[arg-type]  # which refuses a count
+            num_tokens = len(packed)
+        if num_tokens < 1:
+            raise InvalidTokens(f"a prompt must have at least 1 token, got {num_tokens}")
         root = namespace_root(salt)
         # One token is always left to compute: its logits are what a prompt is run for.
         num_full = (len(packed) - 1) // self.block_size if self.prefix_caching else 0
         full = packed[: num_full * self.block_size].tobytes()
-        return _Prompt(packed, root, self._ledger.runs.find(root, full))
-
-    def _plan_writes(self, batch: Batch) -> dict[SequenceId, Write]:
-        """Check a batch and find the blocks it needs, without changing anything."""
-        # All entries are read before anything is looked at: a generator may do anything.
-        entries = {seq_id: read_entry(entry) for seq_id, entry in batch.items()}
-        writes: dict[SequenceId, Write] = {}
-        shared = self._ledger.pool.shared
-        given_up: Counter[int] = Counter()  # places in tables that earlier entries leave
-        for seq_id, entry in entries.items():
-            sequence = self._ledger.get(seq_id)
-            write = sequence.plan_write(seq_id, entry, shared, given_up)
-            if write.replaced:
-                given_up.update(sequence.block_table[index] for index in write.replaced)
-            writes[seq_id] = write
-        return writes
+        return _Prompt(num_tokens, packed, root, self._ledger.runs.find(root, full))
 
     def _judge_allocation(self, prompt: _Prompt) -> Verdict:
-        num_total = self._ledger.num_blocks_for(len(prompt.tokens))
+        num_total = self._ledger.num_blocks_for(prompt.num_tokens)
         cached, fenced = self._ledger.runs.reused(prompt.found)
         return self._ledger.judge(num_total - len(prompt.found.blocks), num_total, cached, fenced)
-
-    def _judge_append(self, writes: Collection[Write]) -> Verdict:
-        needed = sum(write.num_new_blocks for write in writes)
-        return self._ledger.judge(needed, max((write.num_blocks for write in writes), default=0))

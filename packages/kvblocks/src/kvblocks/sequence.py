@@ -30,6 +30,8 @@ _NOTHING = array("I")
 class Write(NamedTuple):
     """A checked write of the next positions of one sequence, and the blocks it needs."""
 
+    seq_id: SequenceId
+    sequence: Sequence
     num_tokens: int
     new_tokens: array[int]  # ids that the sequence does not know yet
     replaced: tuple[int, ...]  # table indices of blocks that others hold too
@@ -122,7 +124,15 @@ class Sequence:
                 if shared.get(table[index], 1) - given_up.get(table[index], 0) > 1
             )
         num_new_blocks = len(replaced) + max(0, num_blocks - num_held)
-        return Write(num_tokens, new_tokens, replaced, max(num_held, num_blocks), num_new_blocks)
+        return Write(
+            seq_id,
+            self,
+            num_tokens,
+            new_tokens,
+            replaced,
+            max(num_held, num_blocks),
+            num_new_blocks,
+        )
 
     def schedule(self, write: Write) -> Span:
         """Schedule the positions of a write whose blocks are in the table."""
