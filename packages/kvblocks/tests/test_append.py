@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from kvblocks import (
+    BlockCopy,
     BlockManager,
     InvalidLength,
     InvalidTokens,
