@@ -105,3 +105,11 @@ def bench(session: nox.Session) -> None:
     # The peers' needs stay out of every other environment, and so do the peers.
     install(session, "-e", "packages/kvblocks", "-r", f"benchmarks/{name}/requirements.txt")
     session.run("python", "-m", f"benchmarks.{name}", *options)
+
+
+@nox.session(default=False)
+def stress(session: nox.Session) -> None:
+    """Drive kvblocks beside a naive model: `nox -s stress -- --seed 1 --operations 1000000`."""
+    install(session, "-e", "packages/kvblocks", *groups("test"))
+    session.chdir("packages/kvblocks")
+    session.run("python", "-m", "tests.stress", *session.posargs)

@@ -206,6 +206,23 @@ def test_a_block_that_merging_gives_back_waits_for_the_step_in_flight() -> None:
     assert num_states(manager) == (2, 0, 2, 0)
 
 
+def test_a_block_that_no_open_step_used_does_not_wait_with_its_prefix() -> None:
+    manager = BlockManager(3, 2)
+    filled(manager, "A", [1, 2, 3])
+    manager.append({"A": [4]})
+    manager.allocate("B", [1, 2, 9])
+    step = manager.begin_step()
+    manager.append({"B": 1})
+    manager.free("B")  # the step reads block 0, which A holds too, and writes block 2
+    manager.commit("A", 4)
+    manager.free("A")
+    stats = manager.stats()
+    assert (stats.num_fenced_blocks, stats.num_cached_blocks) == (2, 1)
+    manager.check()
+    manager.complete_step(step)
+    assert manager.stats().num_cached_blocks == 2
+
+
 def test_completing_a_step_completes_all_before_it() -> None:
     manager = BlockManager(4, 4, prefix_caching=False)
     for name in "AB":

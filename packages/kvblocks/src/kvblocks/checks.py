@@ -91,7 +91,7 @@ def check_runs(pool: BlockPool, runs: RunTree, block_size: int) -> None:
         _require(bool(parent.holders) or not run.holders, "a held run must hold its parent")
         if not parent.holders:
             _require(
-                parent.last_used >= run.last_used and parent.fence >= run.fence,
+                parent.stamp >= run.stamp and parent.fence >= run.fence,
                 "a run must not be evicted before its children",
             )
         _require(

@@ -183,9 +183,11 @@ class RunTree:
     def publish(self, run: Run, root: bytes, tokens: bytes, blocks: array[int]) -> Published:
         """Make blocks findable after `run`, for a sequence whose path ends there.
 
-        O(1) for who holds `run` alone: nobody's content can follow it.
+        O(1) for who holds `run` alone: nobody's content can follow it. A run that an open step
+        of one who left it used stays as it is: that step did not use what comes now.
         """
-        if run.holders == 1 and not run.children and run.tokens:
+        is_in_flight = run.last_step > self._pool.completed_step
+        if run.holders == 1 and not run.children and run.tokens and not is_in_flight:
             run.tokens += tokens
             run.blocks += blocks
             return Published(run, _NOTHING)
