@@ -268,13 +268,36 @@ def evict_a_parent_first(manager: BlockManager) -> None:
     manager.allocate("C", [0, 1, 2, 3, 9])  # splits the run
     manager.free("C")
     manager.free("A")
-    next(iter(manager._ledger.runs)).stamp = -1
+    next(iter(manager._ledger.runs)).last_used = -1
 
 
 def lose_from_the_queue(manager: BlockManager) -> None:
     run = run_of(manager)
     manager.free("A")
-    run.queued = False
+    run.queued = 0
+    manager._ledger.runs.queue.entries.clear()
+
+
+def queue_twice(manager: BlockManager) -> None:
+    manager.free("A")
+    manager._ledger.runs.queue.entries *= 2
+
+
+def queue_unknowingly(manager: BlockManager) -> None:
+    run = run_of(manager)
+    manager.free("A")
+    run.queued = 0
+
+
+def queue_behind_its_turn(manager: BlockManager) -> None:
+    run = run_of(manager)
+    manager.free("A")
+    run.last_used -= 1
+
+
+def find_a_child_more_often(manager: BlockManager) -> None:
+    manager.allocate("C", [0, 1, 2, 3, 9])  # splits the run
+    run_of(manager).num_hits = 2
 
 
 def rest_nowhere(manager: BlockManager) -> None:
@@ -339,6 +362,10 @@ def publish_nothing(manager: BlockManager) -> None:
         (change_a_key, "must be found under its first block's tokens"),
         (evict_a_parent_first, "a run must not be evicted before its children"),
         (lose_from_the_queue, "a cached leaf must be in the queue of eviction"),
+        (queue_twice, "no run is in the queue of eviction twice"),
+        (queue_unknowingly, "a run must know whether it is queued"),
+        (queue_behind_its_turn, "a run is queued at 2, and ranks 1 now"),
+        (find_a_child_more_often, "who used a run must have used its parent"),
         (rest_nowhere, "a run waits for step 1 without resting there"),
         (put_a_block_into_two_runs, "must be the pool of 8, each once"),
         (loosen_a_block_of_a_run, r"the path holds \[0, 1\], the table \[0\]"),

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from kvblocks.errors import InvariantViolation
 from kvblocks.pool import BlockPool
 from kvblocks.results import SequenceId
-from kvblocks.runs import Run, RunTree
+from kvblocks.runs import Run
 from kvblocks.sequence import Sequence
+from kvblocks.tree import RunTree
 
 Sequences = Mapping[SequenceId, Sequence]
 
@@ -91,17 +92,35 @@ def check_runs(pool: BlockPool, runs: RunTree, block_size: int) -> None:
         _require(bool(parent.holders) or not run.holders, "a held run must hold its parent")
         if not parent.holders:
             _require(
-                parent.stamp >= run.stamp and parent.fence >= run.fence,
+                parent.last_used >= run.last_used and parent.fence >= run.fence,
                 "a run must not be evicted before its children",
             )
         _require(
             not run.fence or (not run.holders and run in runs.fenced[run.fence]),
             f"a run waits for step {run.fence} without resting there",
         )
-        is_leaf = not (run.holders or run.fence or run.children)
-        _require(run.queued or not is_leaf, "a cached leaf must be in the queue of eviction")
+        _require(
+            parent is runs.root
+            or (parent.num_hits >= run.num_hits and parent.priority >= run.priority),
+            "who used a run must have used its parent",
+        )
     _require(max(blocks.values(), default=1) == 1, "no block is in two runs")
     _require(not blocks.keys() & pool.shared.keys(), "no block of a run is loose")
+
+
+def check_queue(runs: RunTree) -> None:
+    """Each cached leaf is in the queue of eviction once, and not behind its turn."""
+    queued = Counter(run for _, _, run in runs.queue.entries)
+    _require(max(queued.values(), default=1) == 1, "no run is in the queue of eviction twice")
+    for run in runs:
+        _require(bool(run.queued) == (run in queued), "a run must know whether it is queued")
+        _require(
+            run in queued or not run.is_resting_leaf,
+            "a cached leaf must be in the queue of eviction",
+        )
+    for rank, _, run in runs.queue.entries:
+        now = runs.queue.rank(run)
+        _require(not now < rank, f"a run is queued at {rank}, and ranks {now} now")
 
 
 def check_sequences(sequences: Sequences, *, known: bool) -> None:

@@ -12,21 +12,24 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from kvblocks.errors import OutOfBlocks, UnknownSequence
+from kvblocks.policies import Policy
 from kvblocks.pool import BlockPool
-from kvblocks.results import BlockCopy, SequenceId, Verdict, When
-from kvblocks.runs import RunTree
+from kvblocks.results import BlockCopy, SequenceId, Stats, Verdict, When
 from kvblocks.sequence import Sequence
+from kvblocks.tree import RunTree
 
 
 class Ledger:
     """The state of one manager."""
 
-    def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, *, prefix_caching: bool, policy: Policy
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self.pool = BlockPool(num_blocks)
-        self.runs = RunTree(self.pool, block_size)
+        self.runs = RunTree(self.pool, block_size, policy)
         self.sequences: dict[SequenceId, Sequence] = {}
         self.count: Counter[str] = Counter()
         self.peak_held = 0
@@ -127,7 +130,7 @@ class Ledger:
         num_tokens = num_full * self.block_size - sequence.first_id
         tokens = sequence.token_ids[:num_tokens].tobytes()
         own = sequence.block_table[start:num_full]
-        published = self.runs.publish(sequence.run, sequence.root, tokens, own)
+        published = self.runs.publish(sequence.run, sequence.root, tokens, own, sequence.priority)
         if published.blocks:
             surplus = own[: len(published.blocks)]
             sequence.block_table[start : start + len(surplus)] = published.blocks
@@ -136,3 +139,37 @@ class Ledger:
         sequence.run, sequence.num_run_blocks = published.run, num_full
         del sequence.token_ids[:num_tokens]
         sequence.first_id += num_tokens
+
+    def stats(self) -> Stats:
+        """The counters. O(1)."""
+        return Stats(
+            num_blocks=self.num_blocks,
+            num_free_blocks=len(self.pool.free),
+            num_cached_blocks=self.runs.num_cached,
+            num_held_blocks=self.num_held,
+            num_fenced_blocks=self.pool.num_fenced + self.runs.num_fenced,
+            peak_held_blocks=self.peak_held,
+            num_sequences=len(self.sequences),
+            num_forks=self.count["forks"],
+            num_copies=self.count["copies"],
+            num_merged_blocks=self.count["merged_blocks"],
+            num_evicted_blocks=self.runs.num_evicted,
+            num_queried_tokens=self.count["queried_tokens"],
+            num_cached_tokens=self.count["cached_tokens"],
+            num_refusals=self.count["refusals"],
+        )
+
+    def state(self) -> tuple[object, ...]:
+        """All that a caller could observe but the counter of refusals. O(state)."""
+        pool = self.pool
+        refusals = ("refusals", self.count["refusals"])
+        return (
+            (pool.free, sorted(pool.shared.items()), sorted(pool.touched.items())),
+            (pool.step, pool.completed_step, sorted(pool.fenced.items())),
+            self.runs.state(),
+            [
+                (seq_id, sequence.state(pool.completed_step))
+                for seq_id, sequence in self.all_sequences().items()
+            ],
+            (self.peak_held, sorted(self.count.items() - {refusals})),
+        )

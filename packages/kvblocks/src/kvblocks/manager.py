@@ -35,6 +35,7 @@ from kvblocks.errors import (
 )
 from kvblocks.hashing import chain_hashes, namespace_root, pack_tokens, split_blocks
 from kvblocks.ledger import Ledger
+from kvblocks.policies import make_policy
 from kvblocks.results import (
     Allocation,
     Batch,
@@ -74,7 +75,12 @@ class BlockManager:
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int = 16, *, prefix_caching: bool = True
+        self,
+        num_blocks: int,
+        block_size: int = 16,
+        *,
+        prefix_caching: bool = True,
+        policy: str = "lru",
     ) -> None:
         self.num_blocks = operator.index(num_blocks)
         self.block_size = operator.index(block_size)
@@ -83,7 +89,13 @@ class BlockManager:
             raise InvalidConfig(f"num_blocks must be at least 1, got {num_blocks}")
         if self.block_size < 1:
             raise InvalidConfig(f"block_size must be at least 1, got {block_size}")
-        self._ledger = Ledger(self.num_blocks, self.block_size, prefix_caching=self.prefix_caching)
+        self.policy = policy
+        self._ledger = Ledger(
+            self.num_blocks,
+            self.block_size,
+            prefix_caching=self.prefix_caching,
+            policy=make_policy(policy),
+        )
 
     # ── what is there ────────────────────────────────────────────────────────────────────────
 
@@ -145,32 +157,25 @@ class BlockManager:
 
     def stats(self) -> Stats:
         """The counters. O(1)."""
-        return Stats(
-            num_blocks=self.num_blocks,
-            num_free_blocks=len(self._ledger.pool.free),
-            num_cached_blocks=self._ledger.runs.num_cached,
-            num_held_blocks=self._ledger.num_held,
-            num_fenced_blocks=self._ledger.pool.num_fenced + self._ledger.runs.num_fenced,
-            peak_held_blocks=self._ledger.peak_held,
-            num_sequences=len(self._ledger.sequences),
-            num_forks=self._ledger.count["forks"],
-            num_copies=self._ledger.count["copies"],
-            num_merged_blocks=self._ledger.count["merged_blocks"],
-            num_evicted_blocks=self._ledger.runs.num_evicted,
-            num_queried_tokens=self._ledger.count["queried_tokens"],
-            num_cached_tokens=self._ledger.count["cached_tokens"],
-            num_refusals=self._ledger.count["refusals"],
-        )
+        return self._ledger.stats()
 
     # ── the life of a sequence ───────────────────────────────────────────────────────────────
 
     def allocate(
-        self, seq_id: SequenceId, tokens: Iterable[int] | int, *, salt: str | None = None
+        self,
+        seq_id: SequenceId,
+        tokens: Iterable[int] | int,
+        *,
+        salt: str | None = None,
+        priority: int = 0,
     ) -> Allocation:
         """Take blocks for a whole prompt, cached ones by reference; committed = computed = cached.
 
-        Without a prefix cache the number of tokens is enough. O(len(tokens) + blocks). `SequenceExists`, `InvalidTokens`, `OutOfBlocks`.
+        Without a prefix cache the number of tokens is enough. What this sequence holds and computes
+        is cached with its `priority`, or a higher one that it has: the policy "priority" evicts the
+        lowest first. O(len(tokens) + blocks). `SequenceExists`, `InvalidTokens`, `OutOfBlocks`.
         """
+        priority = operator.index(priority)
         prompt = self._read_prompt(tokens, salt)
         self._require_new(seq_id)
         self._ledger.serve(self._judge_allocation(prompt))
@@ -178,7 +183,8 @@ class BlockManager:
         num_tokens, found = prompt.num_tokens, prompt.found
         num_cached = len(found.blocks) * self.block_size
         # Before anything is evicted: a hit must not evict itself.
-        run = self._ledger.runs.hold(found)
+        run = self._ledger.runs.hold(found, priority)
+        self._ledger.runs.count_hit(run)
         new = self._ledger.take(self._ledger.num_blocks_for(num_tokens) - len(found.blocks))
         self._ledger.sequences[seq_id] = Sequence(
             block_size=self.block_size,
@@ -190,6 +196,7 @@ class BlockManager:
             first_id=num_cached,
             num_committed=num_cached,
             num_computed=num_cached,
+            priority=priority,
         )
         if self.prefix_caching:
             self._ledger.count["queried_tokens"] += num_tokens
@@ -337,26 +344,13 @@ class BlockManager:
         checks.check_pool(pool, runs, sequences)
         checks.check_holders(pool, runs, sequences)
         checks.check_runs(pool, runs, self.block_size)
+        checks.check_queue(runs)
         checks.check_sequences(sequences, known=self.prefix_caching)
         checks.check_paths(sequences, findable=self.prefix_caching)
 
     def state_digest(self) -> str:
         """A digest of everything a caller could observe but the counter of refusals. O(state)."""
-        ledger, pool = self._ledger, self._ledger.pool
-        state = (
-            (pool.free, sorted(pool.shared.items()), sorted(pool.touched.items())),
-            (pool.step, pool.completed_step, sorted(pool.fenced.items())),
-            ledger.runs.state(),
-            [
-                (seq_id, sequence.state(pool.completed_step))
-                for seq_id, sequence in ledger.all_sequences().items()
-            ],
-            (
-                ledger.peak_held,
-                sorted(ledger.count.items() - {("refusals", ledger.count["refusals"])}),
-            ),
-        )
-        return hashlib.sha256(repr(state).encode()).hexdigest()
+        return hashlib.sha256(repr(self._ledger.state()).encode()).hexdigest()
 
     # ── within ───────────────────────────────────────────────────────────────────────────────
 

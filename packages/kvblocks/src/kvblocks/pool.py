@@ -1,7 +1,7 @@
 """Which blocks are free, which loose blocks are shared, and which wait for a step.
 
 A held block is *loose*, in the tables of one sequence or of a few forks of it, or it belongs to a
-run, which knows its own holders (`kvblocks.runs`). This module knows ids, loose blocks and steps. It
+run, which knows its own holders (`kvblocks.tree`). This module knows ids, loose blocks and steps. It
 does not know tokens, tables, or why anything is held.
 """
 

@@ -62,6 +62,7 @@ class Sequence:
     first_id: int
     num_committed: int
     num_computed: int
+    priority: int = 0
     last_step: int = 0
     batch: Rows | None = None
 
@@ -89,7 +90,7 @@ class Sequence:
         """All that matters from now on, for comparison."""
         last_step = self.last_step if self.last_step > completed_step else 0
         lengths = (self.first_id, self.num_committed, self.num_computed, self.num_run_blocks)
-        return self.root, self.block_table, self.token_ids, lengths, last_step
+        return self.root, self.block_table, self.token_ids, lengths, self.priority, last_step
 
     def num_valid(self, index: int) -> int:
         """Computed positions in the block at `index` of the table."""

@@ -1,0 +1,320 @@
+"""The content index: runs of blocks that are found, held, fenced and evicted together.
+
+A run is a stretch of full blocks that every holder holds whole. Runs form a tree: a path from the
+root spells the tokens of a prefix, so that a match follows the true prefix exactly. Nothing is
+hashed to find content, and nothing can collide.
+
+    root ── [system prompt: 40 blocks] ─┬─ [question A: 3 blocks]          held by 2 sequences
+                                        └─ [question B: 5 blocks] ── ...   cached: nobody holds it
+
+Every operation costs what it does to runs: a comparison, a slice or a counter each, however many
+blocks they have. A run is split when somebody needs a part of it.
+
+A sequence holds the deepest run of its path; a run that is held holds its parent. So no run outlives
+its parent, and eviction takes leaves only, in the order of a policy, a tail before its head.
+
+Knows tokens, runs and their order of eviction. Does not know sequences, or anything of blocks that
+are not full and committed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+from kvblocks.hashing import TOKEN_BYTES
+from kvblocks.policies import Policy
+from kvblocks.pool import BlockPool
+from kvblocks.runs import Found, LeafQueue, Published, Run, parent_of
+
+_NOTHING = array("i")
+
+
+class RunTree:
+    """The runs of one pool."""
+
+    def __init__(self, pool: BlockPool, block_size: int, policy: Policy) -> None:
+        self._pool = pool
+        self._width = block_size * TOKEN_BYTES
+        self._num_runs = 0
+        self._clock = 0
+        self.queue = LeafQueue(policy)
+        self.root = self._make_run(b"", bytearray(), array("i"), None)
+        self.root.holders = 1  # for good
+        self.num_cached = 0  # blocks of runs that nobody holds and no step uses
+        self.num_fenced = 0
+        self.fenced: dict[int, dict[Run, None]] = {}  # step -> runs that wait for it
+        self.num_evicted = 0
+
+    # ── finding ──────────────────────────────────────────────────────────────────────────────
+
+    def find(self, root: bytes, tokens: bytes) -> Found:
+        """The longest prefix of `tokens`, packed full blocks, that is here. Changes nothing.
+
+        One look-up and one comparison a run. `root` names the namespace.
+        """
+        return self._find_below(self.root, root, tokens)
+
+    def _find_below(self, run: Run, root: bytes, tokens: bytes) -> Found:
+        width, end, at = self._width, len(tokens), 0
+        blocks = array("i")
+        key = self._first_key(run, root)
+        while at < end:
+            child = run.children.get(key + tokens[at : at + width])
+            if child is None:
+                break
+            if not tokens.startswith(child.tokens, at):
+                num_blocks = self._num_common(child.tokens, tokens, at)
+                blocks += child.blocks[:num_blocks]
+                return Found(child, num_blocks, blocks)
+            blocks += child.blocks
+            at += len(child.tokens)
+            run, key = child, b""
+        return Found(run, len(run.blocks), blocks)
+
+    def _first_key(self, run: Run, root: bytes) -> bytes:
+        """What stands before the tokens in the keys of a run's children: below the root, a name."""
+        return root if run is self.root else b""
+
+    def _num_common(self, ours: bytearray, theirs: bytes, at: int) -> int:
+        """How many blocks of `ours` stand in `theirs` from `at` on; the first is known to."""
+        width = self._width
+        low, high = 1, min(len(ours), len(theirs) - at) // width
+        while low < high:
+            middle = (low + high + 1) // 2
+            stretch = slice(at + low * width, at + middle * width)
+            if ours[low * width : middle * width] == theirs[stretch]:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    # ── holding ──────────────────────────────────────────────────────────────────────────────
+
+    def hold(self, found: Found, priority: int) -> Run:
+        """Hold what was found, and return its last run; a run found in part is split.
+
+        The path has at least this priority from now on.
+        """
+        run = found.run
+        if found.num_blocks < len(run.blocks):
+            run = self._split(run, found.num_blocks)
+        self.add_holder(run)
+        raised = run
+        while raised.priority < priority and raised is not self.root:
+            raised.priority = priority
+            raised = parent_of(raised)
+        return run
+
+    def count_hit(self, run: Run) -> None:
+        """Note that a prompt found the path that ends here. O(runs of the path)."""
+        while run is not self.root:
+            run.num_hits += 1
+            run = parent_of(run)
+
+    def add_holder(self, run: Run) -> None:
+        """Hold a run once more, and with it its path. O(runs that were not held)."""
+        run.holders += 1
+        while run.holders == 1:
+            self._leave_rest(run)
+            run = parent_of(run)
+            run.holders += 1
+
+    def release(self, run: Run, last_step: int) -> None:
+        """Give up a path that `last_step` was the last step to use. O(runs that nobody holds now).
+
+        While that step is open, the whole path is marked: O(runs of the path).
+        """
+        if last_step > self._pool.completed_step:
+            marked: Run | None = run
+            while marked is not None:
+                marked.last_step = max(marked.last_step, last_step)
+                marked = marked.parent
+        self._clock += 1
+        run.holders -= 1
+        while not run.holders:
+            parent = parent_of(run)
+            self._rest(run)
+            run = parent
+            run.holders -= 1
+
+    def publish(
+        self, run: Run, root: bytes, tokens: bytes, blocks: array[int], priority: int
+    ) -> Published:
+        """Make blocks findable after `run`, for a sequence whose path ends there.
+
+        They join `run`, and its record of use, if the sequence holds it alone and nothing follows
+        it: O(1), since nobody's content can be found there.
+        """
+        if self._can_grow(run):
+            self._grow(run, tokens, blocks)
+            return Published(run, _NOTHING)
+        found = self._find_below(run, root, tokens)
+        num_known = len(found.blocks)
+        if num_known:
+            below = self.hold(found, priority)
+            run.holders -= 1  # the sequence holds it through the run below it now
+            run = below
+        if num_known < len(blocks):
+            tokens, blocks = tokens[num_known * self._width :], blocks[num_known:]
+            if self._can_grow(run):
+                self._grow(run, tokens, blocks)
+            else:
+                run = self._begin_run(run, root, tokens, blocks)
+                run.priority = priority
+        return Published(run, found.blocks)
+
+    def _can_grow(self, run: Run) -> bool:
+        """Whether what its only holder publishes now may join it.
+
+        A run that an open step of one who left it used stays as it is: that step did not use what
+        comes now.
+        """
+        is_alone = run.holders == 1 and not run.children and bool(run.tokens)
+        return is_alone and run.last_step <= self._pool.completed_step
+
+    def _grow(self, run: Run, tokens: bytes, blocks: array[int]) -> None:
+        run.tokens += tokens
+        run.blocks += blocks
+
+    def set_apart(self, run: Run, blocks: array[int]) -> Run:
+        """Let a sequence whose path ends at `run` hold blocks as a run that cannot be found."""
+        below = self._make_run(b"", bytearray(), blocks, run)
+        below.holders = 1  # the sequence; its hold on `run` is the new run's now
+        return below
+
+    def _begin_run(self, run: Run, root: bytes, tokens: bytes, blocks: array[int]) -> Run:
+        """Begin a run below another, for a sequence whose path ends there."""
+        key = self._first_key(run, root) + tokens[: self._width]
+        below = self._make_run(key, bytearray(tokens), blocks, run)
+        below.holders = 1  # the sequence; its hold on `run` is the new run's now
+        self._clock += 1
+        below.created = self._clock
+        run.children[key] = below
+        return below
+
+    def _split(self, run: Run, num_blocks: int) -> Run:
+        """Cut a run in two and return the upper part; who holds the run holds both."""
+        cut = num_blocks * self._width
+        parent = parent_of(run)
+        upper = self._make_run(run.key, run.tokens[:cut], run.blocks[:num_blocks], parent)
+        upper.holders = 1 if run.holders else 0
+        upper.last_step, upper.fence = run.last_step, run.fence
+        upper.last_used, upper.created = run.last_used, run.created
+        upper.num_hits, upper.priority = run.num_hits, run.priority
+        if run.fence:
+            self.fenced[run.fence][upper] = None
+        parent.children[run.key] = upper
+        run.key = bytes(run.tokens[cut : cut + self._width])
+        run.tokens, run.blocks, run.parent = run.tokens[cut:], run.blocks[num_blocks:], upper
+        upper.children[run.key] = run
+        return upper
+
+    def _make_run(
+        self, key: bytes, tokens: bytearray, blocks: array[int], parent: Run | None
+    ) -> Run:
+        self._num_runs += 1
+        return Run(key, tokens, blocks, parent, self._num_runs)
+
+    # ── resting and eviction ─────────────────────────────────────────────────────────────────
+
+    def complete_step(self, step: int) -> None:
+        """Turn runs that waited for steps up to `step` into cached ones."""
+        for fence in sorted(s for s in self.fenced if s <= step):
+            for run in self.fenced.pop(fence):
+                run.fence = 0
+                self.num_fenced -= len(run.blocks)
+                self._cache(run)
+
+    def evict(self, num_blocks: int) -> array[int]:
+        """Take cached blocks, in the order of eviction. The caller has made sure of enough.
+
+        O(runs that are cut, and the log of the number of leaves for each).
+        """
+        taken = array("i")
+        while len(taken) < num_blocks:
+            taken += self._cut(self.queue.pop(), num_blocks - len(taken))
+        self.num_evicted += num_blocks
+        self.num_cached -= num_blocks
+        return taken
+
+    def reused(self, found: Found) -> tuple[int, dict[int, int]]:
+        """Of the blocks found: how many are cached, and how many wait for which step."""
+        cached = 0
+        fenced: dict[int, int] = {}
+        run, num_blocks = found.run, found.num_blocks
+        while not run.holders:
+            if run.fence:
+                fenced[run.fence] = fenced.get(run.fence, 0) + num_blocks
+            else:
+                cached += num_blocks
+            run = parent_of(run)
+            num_blocks = len(run.blocks)
+        return cached, fenced
+
+    def path_tokens(self, run: Run) -> bytes:
+        """The packed tokens from the root to the end of a run. O(tokens)."""
+        stretches = []
+        while run is not self.root:
+            stretches.append(run.tokens)
+            run = parent_of(run)
+        return b"".join(reversed(stretches))
+
+    def state(self) -> tuple[object, ...]:
+        """All that matters from now on, for comparison."""
+        done = self._pool.completed_step
+        runs = [
+            (run.key, run.tokens, run.blocks, run.holders, run.fence)
+            + (run.last_used, run.created, run.num_hits, run.priority)
+            + ((run.last_step,) if run.last_step > done else ())
+            for run in self
+        ]
+        return runs, self._clock, self.num_cached, self.num_fenced, self.num_evicted
+
+    def __iter__(self) -> Iterator[Run]:
+        """Every run but the root and those set apart, parents before children."""
+        stack = [self.root]
+        while stack:
+            children = stack.pop().children.values()
+            yield from children
+            stack.extend(children)
+
+    def _rest(self, run: Run) -> None:
+        """What becomes of a run that nobody holds any more."""
+        run.last_used = self._clock
+        if not run.tokens:
+            self._pool.give_back(run.blocks, run.last_step)
+        elif run.last_step > self._pool.completed_step:
+            run.fence = run.last_step
+            self.fenced.setdefault(run.fence, {})[run] = None
+            self.num_fenced += len(run.blocks)
+        else:
+            self._cache(run)
+
+    def _leave_rest(self, run: Run) -> None:
+        if run.fence:
+            del self.fenced[run.fence][run]
+            self.num_fenced -= len(run.blocks)
+            run.fence = 0
+        else:
+            self.num_cached -= len(run.blocks)
+
+    def _cache(self, run: Run) -> None:
+        self.num_cached += len(run.blocks)
+        if not run.children:
+            self.queue.push(run)
+
+    def _cut(self, run: Run, num_blocks: int) -> array[int]:
+        """Take up to `num_blocks` blocks from a cached leaf, its tail first."""
+        keep = max(0, len(run.blocks) - num_blocks)
+        cut = run.blocks[keep:]
+        cut.reverse()
+        if keep:
+            del run.blocks[keep:], run.tokens[keep * self._width :]
+            self.queue.push(run)
+        else:
+            parent = parent_of(run)
+            del parent.children[run.key]
+            if parent.is_resting_leaf:
+                self.queue.push(parent)
+        return cut
