@@ -242,3 +242,15 @@ def test_a_batch_of_nobody_does_nothing() -> None:
     batch = manager.decode_batch()
     assert len(batch.append().slot_mapping) == 0
     batch.commit([])
+
+
+def test_a_sequence_without_a_block_advances_beside_a_shared_tail() -> None:
+    manager = BlockManager(num_blocks=8, block_size=4)
+    filled(manager, "A", [1, 2, 3])
+    manager.fork("A", "B")
+    manager.allocate("empty", [5])
+    manager.truncate("empty", 0)
+    plan = manager.decode_batch(["empty", "A", "B"]).append()
+    assert plan.new_blocks.keys() == {"empty", "A"}
+    assert plan.slot_mapping.tolist()[2] == 3
+    manager.check()

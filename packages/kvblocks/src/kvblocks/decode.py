@@ -231,8 +231,10 @@ class DecodeBatch:
         found: list[_Row] = []
         given_up: Counter[int] = Counter()
         for row in sorted(self._joined, key=_ROW_ORDER) if shared else ():
+            if row in self._starting:
+                continue  # it may have no block yet
             block = row.sequence.block_table[-1]
-            if row not in self._starting and shared.get(block, 1) - given_up[block] > 1:
+            if shared.get(block, 1) - given_up[block] > 1:
                 given_up[block] += 1
                 found.append(row)
         return found
