@@ -114,7 +114,9 @@ class Driver:
 
     def join(self) -> None:
         name = self.some_name()
-        is_known = self.num_known(name) == self.manager.num_computed_tokens(name)
+        num_computed = self.manager.num_computed_tokens(name)
+        capacity = len(self.manager.block_table(name)) * self.manager.block_size
+        is_known = self.num_known(name) == num_computed > capacity - self.manager.block_size
         if name not in self.batch.seq_ids and self.is_settled(name) and is_known:
             self.batch.join(name)
 

@@ -5,7 +5,8 @@ the same KV exactly if their nodes are equal.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from kvblocks import Verdict, When
 
@@ -43,6 +44,7 @@ class Seq:
     num_known: int
     computed: int
     committed: int
+    priority: int = 0
     last_step: int = 0
     flights: list[list[int]] = field(default_factory=list)  # step, first position, first copied one
 
@@ -68,17 +70,38 @@ class Launch:
     reads: list[tuple[Seq, list[int], list[int]]] = field(default_factory=list)
 
 
+@dataclass
+class Record:
+    """How the content of a block was used."""
+
+    created: int
+    priority: int
+    num_hits: int = 0
+
+
+# What is evicted first, by its record and the time when it was given up last.
+POLICIES: dict[str, Callable[[Record, int], list[int]]] = {
+    "lru": lambda _, given_up: [given_up],
+    "lfu": lambda record, given_up: [record.num_hits, given_up],
+    "fifo": lambda record, _: [record.created],
+    "slru": lambda record, given_up: [record.num_hits > 0, given_up],
+    "priority": lambda record, given_up: [record.priority, given_up],
+}
+
+
 class NaiveBlocks:
     """Who holds which block, which content is where, and what may be handed out."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, policy: str) -> None:
         self.n, self.size = num_blocks, block_size
+        self.rank = POLICIES[policy]
         self.tree = Histories()
         self.slots = [GARBAGE] * (num_blocks * block_size)
         self.seqs: dict[int, Seq] = {}
         self.past: deque[Seq] = deque(maxlen=4)  # freed not long ago
         self.present: dict[int, int] = {}  # node at the end of a full block -> block
         self.parent_of: dict[int, int] = {}  # such a node -> that of the block before
+        self.records: dict[int, Record] = {}
         self.fence: dict[int, int] = {}  # block -> newest step of a holder that gave it up
         self.given_up: dict[int, int] = {}  # block -> time
         self.time = 0
@@ -106,12 +129,34 @@ class NaiveBlocks:
             self.given_up[block] = self.time
 
     def evict_naively(self) -> int:
-        """Forget the cached block without cached children that was given up longest ago."""
+        """Forget the cached block without cached children that the policy says."""
         cached = self.states()["cached"]
         parents = {self.parent_of[node] for node in self.present}
         leaves = [node for node, b in self.present.items() if b in cached and node not in parents]
-        victim = min(leaves, key=lambda node: self.given_up[self.present[node]])
+        victim = min(
+            leaves,
+            key=lambda node: self.rank(self.records[node], self.given_up[self.present[node]]),
+        )
         return self.present.pop(victim)
+
+    def publish_naively(self, seq: Seq, i: int) -> None:
+        """Block `i` of a sequence is full: others find it, unless its content was there already."""
+        node, own = seq.nodes[(i + 1) * self.size - 1], seq.table[i]
+        parent = seq.nodes[i * self.size - 1] if i else GARBAGE
+        if node in self.present:
+            record, seq.table[i] = self.records[node], self.present[node]
+            record.priority = max(record.priority, seq.priority)
+            if seq.table[i] != own:
+                self.give_up([own], seq.last_step)
+            return
+        self.time += 1
+        record = Record(self.time, seq.priority)
+        is_followed = any(self.parent_of[other] == parent for other in self.present)
+        before = seq.table[i - 1]
+        is_in_flight = self.fence.get(before, 0) > self.completed
+        if i and self.num_holders(before) == 1 and not is_followed and not is_in_flight:
+            record = replace(self.records[parent])  # it joins what it follows
+        self.present[node], self.parent_of[node], self.records[node] = own, parent, record
 
     def expect_handed_out(self, blocks: list[int]) -> None:
         """New blocks are free ones; only when these are used up, the right cached ones."""
@@ -123,6 +168,12 @@ class NaiveBlocks:
         assert len(set(blocks)) == len(blocks)
         for block in blocks:
             self.slots[block * self.size : (block + 1) * self.size] = [GARBAGE] * self.size
+
+    def use(self, nodes: list[int], priority: int) -> None:
+        """A prompt found this content."""
+        for record in (self.records[node] for node in nodes[self.size - 1 :: self.size]):
+            record.num_hits += 1
+            record.priority = max(record.priority, priority)
 
     def match_naively(self, nodes: list[int]) -> list[int]:
         found: list[int] = []

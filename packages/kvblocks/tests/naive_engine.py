@@ -21,7 +21,7 @@ from kvblocks import (
     When,
 )
 
-from .naive_blocks import GARBAGE, Launch, NaiveBlocks, Seq
+from .naive_blocks import Launch, NaiveBlocks, Seq
 
 SALTS = (None, "", "x")
 
@@ -29,11 +29,13 @@ SALTS = (None, "", "x")
 class Engine(NaiveBlocks):
     """A manager, the engine that uses it, its device, and what must be true."""
 
-    def __init__(self, seed: int, num_blocks: int, block_size: int, *, caching: bool) -> None:
-        super().__init__(num_blocks, block_size)
+    def __init__(
+        self, seed: int, num_blocks: int, block_size: int, *, caching: bool, policy: str = "lru"
+    ) -> None:
+        super().__init__(num_blocks, block_size, policy)
         self.rng = random.Random(seed)  # noqa: S311 -- replayable, not secret
         self.caching = caching
-        self.manager = BlockManager(num_blocks, block_size, prefix_caching=caching)
+        self.manager = BlockManager(num_blocks, block_size, prefix_caching=caching, policy=policy)
         self.names = 0
         self.launches: dict[int, Launch] = {}
 
@@ -94,12 +96,14 @@ class Engine(NaiveBlocks):
         if not verdict.is_now:
             self.expect_refusal(lambda: self.manager.allocate(name, tokens, salt=salt), verdict)
             return
-        allocation = self.manager.allocate(name, iter(tokens), salt=salt)
+        priority = self.rng.randint(-1, 1)
+        allocation = self.manager.allocate(name, iter(tokens), salt=salt, priority=priority)
         table, cached = list(allocation.block_ids), len(hits) * self.size
         assert table[: len(hits)] == hits
         assert allocation.num_new_blocks == total - len(hits) == len(table) - len(hits)
         assert allocation.num_cached_tokens == cached
-        seq = Seq(salt, tokens, nodes, table[: len(hits)], len(tokens), cached, cached)
+        seq = Seq(salt, tokens, nodes, table[: len(hits)], len(tokens), cached, cached, priority)
+        self.use(nodes[:cached], priority)
         self.seqs[name] = seq
         self.expect_handed_out(table[len(hits) :])
         seq.table = table
@@ -211,12 +215,7 @@ class Engine(NaiveBlocks):
         self.manager.commit(name, n, iter(late))
         if self.caching:
             for i in range(seq.committed // self.size, n // self.size):
-                node, own = seq.nodes[(i + 1) * self.size - 1], seq.table[i]
-                found = self.present.setdefault(node, own)
-                self.parent_of[node] = seq.nodes[i * self.size - 1] if i else GARBAGE
-                if found != own:
-                    seq.table[i] = found
-                    self.give_up([own], seq.last_step)
+                self.publish_naively(seq, i)
         seq.num_known += len(late)
         seq.committed = n
 
@@ -254,6 +253,7 @@ class Engine(NaiveBlocks):
             seq.num_known,
             seq.computed,
             seq.committed,
+            seq.priority,
             flights=[list(flight) for flight in seq.flights],
         )
         if self.often():
@@ -315,14 +315,16 @@ class Engine(NaiveBlocks):
         if self.seqs:
             name, seq = self.some_sequence()
             everyone: dict[object, int] = dict.fromkeys(self.seqs, 1)
-            other = 1 - seq.tokens[seq.computed] if seq.computed < seq.num_known else -1
+            keeps_ids, known = m.prefix_caching, seq.computed < seq.num_known
+            other = 1 - seq.tokens[seq.computed] if keeps_ids and known else -1
+            too_many = [0] * self.n * self.size * 9 if keeps_ids else [-1]
             calls += [
                 (lambda: m.allocate(name, [0]), KVBlocksError),
                 (lambda: m.fork(name, name), KVBlocksError),
                 (lambda: m.commit(name, seq.computed + 1), InvalidLength),
                 (lambda: m.commit(name, seq.committed - 1), InvalidLength),
                 (lambda: m.commit(name, seq.computed, interrupted([])), ZeroDivisionError),
-                (lambda: m.commit(name, seq.computed, [0] * self.n * self.size * 9), InvalidTokens),
+                (lambda: m.commit(name, seq.computed, too_many), InvalidTokens),
                 (lambda: m.truncate(name, seq.committed - 1), InvalidLength),
                 (lambda: m.truncate(name, seq.computed + 1), InvalidLength),
                 (lambda: m.append({**everyone, name: [other]}), InvalidTokens),

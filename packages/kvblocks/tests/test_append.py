@@ -337,12 +337,16 @@ def test_with_a_prefix_cache_a_count_is_no_prompt() -> None:
         BlockManager(8, 4, prefix_caching=False).allocate("A", 0)
 
 
-def test_hashes_end_where_known_ids_do() -> None:
+def test_without_a_prefix_cache_ids_are_read_and_forgotten() -> None:
     manager = BlockManager(8, 4, prefix_caching=False)
     manager.allocate("A", range(6))
-    manager.append({"A": 10})
-    manager.commit("A", 10)
-    assert len(manager.block_hashes("A")) == 1
+    manager.append({"A": [9, 9]})  # others than were allocated, and nobody compares
+    manager.append({"A": 5})
+    manager.append({"A": [1]})
+    manager.commit("A", 8, [7] * 100)
+    assert manager.block_hashes("A") == ()
+    with pytest.raises(InvalidTokens, match="token ids must be in"):
+        manager.append({"A": [-1]})
 
 
 def test_one_token_each_is_what_single_entries_schedule() -> None:

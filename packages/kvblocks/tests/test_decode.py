@@ -254,3 +254,28 @@ def test_a_sequence_without_a_block_advances_beside_a_shared_tail() -> None:
     assert plan.new_blocks.keys() == {"empty", "A"}
     assert plan.slot_mapping.tolist()[2] == 3
     manager.check()
+
+
+def test_without_a_prefix_cache_a_commit_needs_no_ids() -> None:
+    manager = BlockManager(16, 4, prefix_caching=False)
+    for name in "ab":
+        manager.allocate(name, 3)
+        manager.append({name: 3})
+        manager.commit(name, 3)
+    batch = manager.decode_batch("ab")
+    for _ in range(3):
+        batch.append()
+        batch.commit()
+    assert manager.num_committed_tokens("a") == 6
+    batch.append()
+    with pytest.raises(InvalidTokens, match="one token id for each of the 2 rows, got 1"):
+        batch.commit([1])
+
+
+def test_a_prompt_that_is_not_computed_cannot_join() -> None:
+    manager = BlockManager(16, 4, prefix_caching=False)
+    manager.allocate("a", 9)
+    manager.append({"a": 3})
+    manager.commit("a", 3)
+    with pytest.raises(InvalidBatch, match="got 3 computed positions in blocks for 12"):
+        manager.decode_batch("a")

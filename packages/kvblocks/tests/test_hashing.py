@@ -80,7 +80,7 @@ def test_a_chain_of_no_blocks_is_empty() -> None:
 
 
 def test_only_full_committed_blocks_have_hashes() -> None:
-    manager = BlockManager(8, 4, prefix_caching=False)
+    manager = BlockManager(8, 4)
     manager.allocate("A", range(12))
     manager.append({"A": 9})
     assert manager.block_hashes("A") == ()

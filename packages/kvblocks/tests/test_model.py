@@ -14,6 +14,21 @@ def test_every_sequence_reads_its_own_history(
 ) -> None:
     num_operations = 5000 if caching else 1200
     engine = Engine(seed, num_blocks, block_size, caching=caching)
+    operate(engine, num_operations, f"{seed=} {block_size=} {num_blocks=} {caching=}")
+
+
+@pytest.mark.parametrize("policy", ["lfu", "fifo", "slru", "priority"])
+@pytest.mark.parametrize("num_blocks", [7, 20])
+@pytest.mark.parametrize("block_size", [1, 4])
+@pytest.mark.parametrize("seed", [1])
+def test_every_policy_evicts_what_it_should(
+    seed: int, block_size: int, num_blocks: int, policy: str
+) -> None:
+    engine = Engine(seed, num_blocks, block_size, caching=True, policy=policy)
+    operate(engine, 3000, f"{seed=} {block_size=} {num_blocks=} {policy=}")
+
+
+def operate(engine: Engine, num_operations: int, name: str) -> None:
     for number in range(num_operations):
         try:
             engine.operate()
@@ -21,5 +36,5 @@ def test_every_sequence_reads_its_own_history(
             if number % 16 == 0:
                 engine.verify_rarely()
         except BaseException:
-            print(f"{seed=} {block_size=} {num_blocks=} {caching=}: operation {number}")
+            print(f"{name}: operation {number}")
             raise

@@ -123,8 +123,8 @@ def check_queue(runs: RunTree) -> None:
         _require(not now < rank, f"a run is queued at {rank}, and ranks {now} now")
 
 
-def check_sequences(sequences: Sequences, *, known: bool) -> None:
-    """committed <= computed <= capacity; with a prefix cache what is committed has known ids."""
+def check_sequences(sequences: Sequences) -> None:
+    """committed <= computed <= capacity, and every committed position has a known token id."""
     for seq_id, seq in sequences.items():
         _require(
             0 <= seq.num_committed <= seq.num_computed <= seq.capacity,
@@ -132,7 +132,7 @@ def check_sequences(sequences: Sequences, *, known: bool) -> None:
             f"<= capacity {seq.capacity} must hold",
         )
         _require(
-            seq.num_committed <= seq.num_known or not known,
+            seq.num_committed <= seq.num_known,
             f"sequence {seq_id!r}: {seq.num_committed} committed, {seq.num_known} ids known",
         )
         _require(

@@ -113,6 +113,11 @@ class DecodeBatch:
                 f"sequence {seq_id!r} must have committed, computed and known the same tokens to "
                 f"join a batch, got {lengths[0]}, {lengths[1]} and {lengths[2]}"
             )
+        if sequence.capacity - sequence.num_computed >= self._ledger.block_size:
+            raise InvalidBatch(
+                f"sequence {seq_id!r} must have computed its whole prompt to join a batch, got "
+                f"{sequence.num_computed} computed positions in blocks for {sequence.capacity}"
+            )
 
     def leave(self, seq_id: SequenceId) -> None:
         """Let a sequence go on by itself; the last row takes its place. O(1).
@@ -160,30 +165,29 @@ class DecodeBatch:
         self._num_appended += 1
         return StepPlan(size, copies=tuple(copies), new_blocks=gained, slots=slots)
 
-    def commit(self, token_ids: Iterable[int]) -> None:
+    def commit(self, token_ids: Iterable[int] = ()) -> None:
         """Declare the oldest step that is not committed as written, with the token of each row.
 
         Rows that have left the batch since then are passed over. O(rows), and what `commit` costs
-        for rows whose block became full. `InvalidTokens`; `InvalidLength` if no step waits.
+        for rows whose block became full; without a prefix cache ids are not kept, and it is O(1)
+        without them. `InvalidTokens`; `InvalidLength` if no step waits.
         """
         packed = pack_tokens(token_ids)
         if not self._pending:
             raise InvalidLength("commit needs a step that was appended, got none that waits")
-        rows = self._pending[0]
-        if len(packed) != len(rows):
+        rows, keeps_ids = self._pending[0], self._ledger.prefix_caching
+        if len(packed) != len(rows) and (packed or keeps_ids):
             raise InvalidTokens(
                 f"commit needs one token id for each of the {len(rows)} rows, got {len(packed)}"
             )
         self._pending.popleft()
         self._num_committed += 1
-        if rows is self._rows:
+        if keeps_ids:
+            changed = rows is not self._rows
             for row, token in zip(rows, packed, strict=True):
+                if changed and self._row_of.get(row.sequence) is not row:
+                    continue
                 row.token_ids.append(token)
-        else:
-            for row, token in zip(rows, packed, strict=True):
-                if self._row_of.get(row.sequence) is row:
-                    row.token_ids.append(token)
-        if self._ledger.prefix_caching:
             self._publish_full_blocks()
 
     def _publish_full_blocks(self) -> None:

@@ -137,13 +137,12 @@ class BlockManager:
         return sum(s.block_table.count(block_id) for s in self._ledger.sequences.values())
 
     def block_hashes(self, seq_id: SequenceId) -> tuple[bytes, ...]:
-        """The chained SHA-256 of each full committed block of known ids, equal in every process.
+        """The chained SHA-256 of each full committed block, equal in every process.
 
-        O(committed tokens): computed when asked for.
+        O(committed tokens): computed when asked for. None without a prefix cache, which keeps no ids.
         """
         sequence = self._ledger.get(seq_id)
-        num_known = min(sequence.num_committed, sequence.num_known)
-        num_full = num_known // self.block_size
+        num_full = sequence.num_committed // self.block_size if sequence.keeps_ids else 0
         tokens = self._ledger.runs.path_tokens(sequence.run) + sequence.token_ids.tobytes()
         return tuple(chain_hashes(sequence.root, split_blocks(tokens, self.block_size, num_full)))
 
@@ -171,7 +170,7 @@ class BlockManager:
     ) -> Allocation:
         """Take blocks for a whole prompt, cached ones by reference; committed = computed = cached.
 
-        Without a prefix cache the number of tokens is enough. What this sequence holds and computes
+        Without a prefix cache token ids are not kept, and their number is enough. What this sequence holds and computes
         is cached with its `priority`, or a higher one that it has: the policy "priority" evicts the
         lowest first. O(len(tokens) + blocks). `SequenceExists`, `InvalidTokens`, `OutOfBlocks`.
         """
@@ -192,7 +191,8 @@ class BlockManager:
             run=run,
             num_run_blocks=len(found.blocks),
             block_table=found.blocks + new,
-            token_ids=prompt.tokens[num_cached:],
+            keeps_ids=self.prefix_caching,
+            token_ids=prompt.tokens[num_cached:] if self.prefix_caching else array("I"),
             first_id=num_cached,
             num_committed=num_cached,
             num_computed=num_cached,
@@ -217,7 +217,7 @@ class BlockManager:
         """Declare that positions [0, num_tokens) are written: full blocks may be shared from now on.
 
         `token_ids` brings the ids that were unknown when the positions were appended; without a
-        prefix cache nobody needs them. If the index
+        prefix cache they are not kept. If the index
         holds the content of a block already, the sequence adopts that block and gives its own back
         (equal content is stored once). O(blocks that became full).
         `UnknownSequence`, `InvalidTokens`, `InvalidLength`.
@@ -229,20 +229,13 @@ class BlockManager:
                 f"commit needs committed <= num_tokens <= computed, got "
                 f"{sequence.num_committed} <= {num_tokens} <= {sequence.num_computed}"
             )
-        num_known = sequence.num_known + len(packed)
-        if packed and num_known > sequence.num_computed:
-            raise InvalidTokens(
-                f"token ids may not go past the computed {sequence.num_computed} positions, "
-                f"got ids up to {num_known}"
-            )
-        if num_known < num_tokens and self.prefix_caching:
-            raise InvalidTokens(
-                f"committed positions need known token ids: {num_known} of {num_tokens} are known"
-            )
+        if sequence.keeps_ids:
+            sequence.check_ids(num_tokens, packed)
         self._ledger.leave_batch(sequence)
-        sequence.token_ids.extend(packed)
         sequence.num_committed = num_tokens
-        if self.prefix_caching and sequence.num_unpublished >= self.block_size:
+        if sequence.keeps_ids:
+            sequence.token_ids.extend(packed)
+        if sequence.keeps_ids and sequence.num_unpublished >= self.block_size:
             self._ledger.publish(sequence)
 
     def truncate(self, seq_id: SequenceId, num_tokens: int) -> None:
@@ -345,7 +338,7 @@ class BlockManager:
         checks.check_holders(pool, runs, sequences)
         checks.check_runs(pool, runs, self.block_size)
         checks.check_queue(runs)
-        checks.check_sequences(sequences, known=self.prefix_caching)
+        checks.check_sequences(sequences)
         checks.check_paths(sequences, findable=self.prefix_caching)
 
     def state_digest(self) -> str:

@@ -58,6 +58,7 @@ class Sequence:
     run: Run
     num_run_blocks: int  # blocks of the path to `run`
     block_table: array[int]
+    keeps_ids: bool
     token_ids: array[int]
     first_id: int
     num_committed: int
@@ -73,8 +74,8 @@ class Sequence:
 
     @property
     def num_known(self) -> int:
-        """Positions whose token ids are known."""
-        return self.first_id + len(self.token_ids)
+        """Positions whose token ids are known; where ids are not kept, none is missing."""
+        return self.first_id + len(self.token_ids) if self.keeps_ids else self.num_computed
 
     @property
     def num_unpublished(self) -> int:
@@ -135,6 +136,19 @@ class Sequence:
             num_new_blocks,
         )
 
+    def check_ids(self, num_tokens: int, packed: array[int]) -> None:
+        """Check that `packed` brings the ids that a commit of `num_tokens` positions needs."""
+        num_known = self.num_known + len(packed)
+        if packed and num_known > self.num_computed:
+            raise InvalidTokens(
+                f"token ids may not go past the computed {self.num_computed} positions, "
+                f"got ids up to {num_known}"
+            )
+        if num_known < num_tokens:
+            raise InvalidTokens(
+                f"committed positions need known token ids: {num_known} of {num_tokens} are known"
+            )
+
     def schedule(self, write: Write) -> Span:
         """Schedule the positions of a write whose blocks are in the table."""
         start, size = self.num_computed, self.block_size
@@ -155,7 +169,9 @@ class Sequence:
         )
 
     def _find_news(self, seq_id: SequenceId, packed: array[int]) -> array[int]:
-        """Of the token ids of the next positions, those that are not known yet."""
+        """Of the token ids of the next positions, those to keep that are not known yet."""
+        if not self.keeps_ids:
+            return _NOTHING
         start, num_known = self.num_computed, self.num_known
         if start == num_known:
             return packed
