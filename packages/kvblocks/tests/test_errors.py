@@ -364,7 +364,7 @@ def publish_nothing(manager: BlockManager) -> None:
         (lose_from_the_queue, "a cached leaf must be in the queue of eviction"),
         (queue_twice, "no run is in the queue of eviction twice"),
         (queue_unknowingly, "a run must know whether it is queued"),
-        (queue_behind_its_turn, "a run is queued at 2, and ranks 1 now"),
+        (queue_behind_its_turn, "a run is queued at 1, and ranks 0 now"),
         (find_a_child_more_often, "who used a run must have used its parent"),
         (rest_nowhere, "a run waits for step 1 without resting there"),
         (put_a_block_into_two_runs, "must be the pool of 8, each once"),

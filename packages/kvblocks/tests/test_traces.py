@@ -43,11 +43,33 @@ def prompts() -> list["array[int]"]:
 def test_hits_of_the_mooncake_trace_are_the_known_ones(
     prompts: list["array[int]"], num_blocks: int, num_hit_blocks: int
 ) -> None:
-    manager = BlockManager(num_blocks, block_size=2)
+    assert replayed(prompts, BlockManager(num_blocks, block_size=2)) == num_hit_blocks
+
+
+def replayed(prompts: list["array[int]"], manager: BlockManager) -> int:
+    """The blocks that were found."""
     for request, tokens in enumerate(prompts):
         cached = manager.allocate(request, tokens).num_cached_tokens
         manager.append({request: len(tokens) - cached})
         manager.commit(request, len(tokens))
         manager.free(request)
     manager.check()
-    assert manager.stats().num_cached_tokens == 2 * num_hit_blocks
+    return manager.stats().num_cached_tokens // 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_hit_blocks"),
+    [
+        ("lru", (12_988, 34_185, 62_001, 102_723)),
+        ("fifo", (12_984, 33_833, 56_109, 98_734)),
+        ("lfu", (13_863, 25_771, 35_977, 96_224)),
+        ("slru", (13_863, 25_771, 35_977, 96_224)),
+    ],
+)
+def test_hits_of_each_policy_are_those_of_the_documentation(
+    prompts: list["array[int]"], policy: str, num_hit_blocks: tuple[int, ...]
+) -> None:
+    assert num_hit_blocks == tuple(
+        replayed(prompts, BlockManager(num_blocks, block_size=2, policy=policy))
+        for num_blocks in (1_000, 5_000, 10_000, 50_000)
+    )

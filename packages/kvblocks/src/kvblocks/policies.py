@@ -50,10 +50,11 @@ class Policy(Protocol):
     """The order of eviction."""
 
     def rank(self, run: CachedRun) -> Any:
-        """The rank of a leaf that is given up: the lowest goes first, ties in the order of creation.
+        """The rank of a leaf that is given up: the lowest goes first.
 
         Called once each time a leaf is given up, or becomes one: never for all that is cached. Ranks
-        must be comparable, and may not fall when a run is used again. Must not raise.
+        must be comparable, and may not fall when a run is used again. Must not raise. Equal ranks
+        go in an order that is the same in every process.
         """
 
 

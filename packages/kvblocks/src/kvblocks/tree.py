@@ -188,8 +188,6 @@ class RunTree:
         key = self._first_key(run, root) + tokens[: self._width]
         below = self._make_run(key, bytearray(tokens), blocks, run)
         below.holders = 1  # the sequence; its hold on `run` is the new run's now
-        self._clock += 1
-        below.created = self._clock
         run.children[key] = below
         return below
 
