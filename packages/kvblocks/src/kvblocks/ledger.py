@@ -102,6 +102,8 @@ class Ledger:
 
     def take(self, num_blocks: int) -> array[int]:
         """Take blocks, free ones before cached ones. A verdict has made sure of enough."""
+        if not num_blocks:
+            return array("i")
         taken = self.pool.take(min(num_blocks, len(self.pool.free)))
         if len(taken) < num_blocks:
             taken += self.runs.evict(num_blocks - len(taken))
