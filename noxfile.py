@@ -113,3 +113,20 @@ def stress(session: nox.Session) -> None:
     install(session, "-e", "packages/kvblocks", *groups("test"))
     session.chdir("packages/kvblocks")
     session.run("python", "-m", "tests.stress", *session.posargs)
+
+
+@nox.session(default=False)
+def fuzz(session: nox.Session) -> None:
+    """Let hypothesis look for calls that break a rule: `nox -s fuzz -- --seed 1 --steps 200000`."""
+    install(session, "-e", "packages/kvblocks", *groups("test"))
+    session.chdir("packages/kvblocks")
+    session.run("python", "-m", "tests.fuzz", *session.posargs)
+
+
+@nox.session(default=False)
+def coverage(session: nox.Session) -> None:
+    """Require that the tests of kvblocks take every branch, without the stress program."""
+    install(session, "-e", "packages/kvblocks", *groups("coverage"))
+    stress = "--ignore=packages/kvblocks/tests/test_stress.py"
+    session.run("coverage", "run", "-m", "pytest", "packages/kvblocks", stress, *session.posargs)
+    session.run("coverage", "report")

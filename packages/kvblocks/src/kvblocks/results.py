@@ -58,7 +58,7 @@ class Verdict(NamedTuple):
                 return f"{need}; enough once step {self.step} completes"
             case When.LATER:
                 return f"{need}; {self.num_missing_blocks} short until sequences are freed"
-            case When.NEVER:
+            case When.NEVER:  # pragma: no branch -- there is no fifth
                 return f"{need}; one sequence would hold more than the whole pool"
 
 
