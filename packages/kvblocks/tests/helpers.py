@@ -36,3 +36,9 @@ def refused(
         yield caught
     assert manager.state_digest() == before
     manager.check()
+
+
+def interrupted(tokens: list[int]) -> Iterator[int]:
+    """Token ids whose source fails in the end."""
+    yield from tokens
+    raise ZeroDivisionError

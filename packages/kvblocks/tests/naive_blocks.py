@@ -19,12 +19,17 @@ class Histories:
     def __init__(self) -> None:
         self.children: dict[tuple[int, object], int] = {}
         self.hashes: dict[int, bytes] = {}
+        self.salts: dict[int, str | None] = {}
 
     def root(self, salt: str | None) -> int:
-        return self.step(-2, ("salt", salt))
+        root = self.step(-2, ("salt", salt))
+        self.salts[root] = salt
+        return root
 
     def step(self, node: int, token: object) -> int:
-        return self.children.setdefault((node, token), len(self.children))
+        child = self.children.setdefault((node, token), len(self.children))
+        self.salts.setdefault(child, self.salts.get(node))
+        return child
 
     def walk(self, salt: str | None, tokens: list[int]) -> list[int]:
         nodes = [self.root(salt)]
@@ -45,6 +50,7 @@ class Seq:
     computed: int
     committed: int
     priority: int = 0
+    generation: int = 0
     last_step: int = 0
     flights: list[list[int]] = field(default_factory=list)  # step, first position, first copied one
 
@@ -99,9 +105,12 @@ class NaiveBlocks:
         self.slots = [GARBAGE] * (num_blocks * block_size)
         self.seqs: dict[int, Seq] = {}
         self.past: deque[Seq] = deque(maxlen=4)  # freed not long ago
-        self.present: dict[int, int] = {}  # node at the end of a full block -> block
-        self.parent_of: dict[int, int] = {}  # such a node -> that of the block before
-        self.records: dict[int, Record] = {}
+        # What is there: the generation and node at the end of a full block -> block.
+        self.present: dict[tuple[int, int], int] = {}
+        self.parent_of: dict[tuple[int, int], tuple[int, int]] = {}  # -> that of the block before
+        self.records: dict[tuple[int, int], Record] = {}
+        self.generations: dict[str | None, int] = {}  # of salts that were reset, each another
+        self.num_resets = 0
         self.fence: dict[int, int] = {}  # block -> newest step of a holder that gave it up
         self.given_up: dict[int, int] = {}  # block -> time
         self.time = 0
@@ -127,6 +136,30 @@ class NaiveBlocks:
             self.fence[block] = max(self.fence.get(block, 0), last_step)
             self.time += 1
             self.given_up[block] = self.time
+        self.drop_forgotten()
+
+    def drop_forgotten(self) -> None:
+        """What was reset is there only for those that hold it."""
+        held = self.states()["held"]
+        self.present = {k: b for k, b in self.present.items() if b in held or self.is_found(k)}
+
+    def is_found(self, key: tuple[int, int]) -> bool:
+        return key[0] == self.generations.get(self.tree.salts[key[1]], 0)
+
+    def forget_naively(self, salts: tuple[str | None, ...]) -> tuple[int, int, int]:
+        """What of the content of these salts is free now, fenced and held."""
+        forgotten = {
+            block
+            for key, block in self.present.items()
+            if self.is_found(key) and self.tree.salts[key[1]] in salts
+        }
+        states = self.states()
+        for salt in salts:
+            self.num_resets += 1
+            self.generations[salt] = self.num_resets
+        self.drop_forgotten()
+        held, fenced = len(forgotten & states["held"]), len(forgotten & states["fenced"])
+        return len(forgotten) - held - fenced, fenced, held
 
     def evict_naively(self) -> int:
         """Forget the cached block without cached children that the policy says."""
@@ -141,8 +174,8 @@ class NaiveBlocks:
 
     def publish_naively(self, seq: Seq, i: int) -> None:
         """Block `i` of a sequence is full: others find it, unless its content was there already."""
-        node, own = seq.nodes[(i + 1) * self.size - 1], seq.table[i]
-        parent = seq.nodes[i * self.size - 1] if i else GARBAGE
+        node, own = (seq.generation, seq.nodes[(i + 1) * self.size - 1]), seq.table[i]
+        parent = (seq.generation, seq.nodes[i * self.size - 1] if i else self.tree.root(seq.salt))
         if node in self.present:
             record, seq.table[i] = self.records[node], self.present[node]
             record.priority = max(record.priority, seq.priority)
@@ -169,18 +202,20 @@ class NaiveBlocks:
         for block in blocks:
             self.slots[block * self.size : (block + 1) * self.size] = [GARBAGE] * self.size
 
-    def use(self, nodes: list[int], priority: int) -> None:
+    def use(self, seq: Seq) -> None:
         """A prompt found this content."""
-        for record in (self.records[node] for node in nodes[self.size - 1 :: self.size]):
+        for node in seq.nodes[self.size - 1 : seq.committed : self.size]:
+            record = self.records[seq.generation, node]
             record.num_hits += 1
-            record.priority = max(record.priority, priority)
+            record.priority = max(record.priority, seq.priority)
 
-    def match_naively(self, nodes: list[int]) -> list[int]:
+    def match_naively(self, salt: str | None, nodes: list[int]) -> list[int]:
+        generation = self.generations.get(salt, 0)
         found: list[int] = []
         for end in range(self.size, len(nodes), self.size):
-            if nodes[end - 1] not in self.present:
+            if (generation, nodes[end - 1]) not in self.present:
                 break
-            found.append(self.present[nodes[end - 1]])
+            found.append(self.present[generation, nodes[end - 1]])
         return found
 
     def judge(self, num_needed: int, longest: int, hits: list[int]) -> Verdict:

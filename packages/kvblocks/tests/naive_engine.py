@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kvblocks import (
+    ALL_SALTS,
+    AllSalts,
     BlockManager,
     InvalidLength,
     InvalidTokens,
@@ -21,6 +23,7 @@ from kvblocks import (
     When,
 )
 
+from .helpers import interrupted
 from .naive_blocks import Launch, NaiveBlocks, Seq
 
 SALTS = (None, "", "x")
@@ -84,7 +87,7 @@ class Engine(NaiveBlocks):
     def allocate(self) -> None:
         salt, tokens = self.some_prompt()
         nodes = self.tree.walk(salt, tokens)
-        hits = self.match_naively(nodes) if self.caching else []
+        hits = self.match_naively(salt, nodes) if self.caching else []
         total = self.num_blocks_for(len(tokens))
         verdict = self.judge(total - len(hits), total, hits)
         match = self.manager.match(tokens, salt=salt)
@@ -103,7 +106,8 @@ class Engine(NaiveBlocks):
         assert allocation.num_new_blocks == total - len(hits) == len(table) - len(hits)
         assert allocation.num_cached_tokens == cached
         seq = Seq(salt, tokens, nodes, table[: len(hits)], len(tokens), cached, cached, priority)
-        self.use(nodes[:cached], priority)
+        seq.generation = self.generations.get(salt, 0)
+        self.use(seq)
         self.seqs[name] = seq
         self.expect_handed_out(table[len(hits) :])
         seq.table = table
@@ -254,6 +258,7 @@ class Engine(NaiveBlocks):
             seq.computed,
             seq.committed,
             seq.priority,
+            seq.generation,
             flights=[list(flight) for flight in seq.flights],
         )
         if self.often():
@@ -264,6 +269,11 @@ class Engine(NaiveBlocks):
         self.manager.free(name)
         self.past.append(self.seqs.pop(name))
         self.give_up(seq.table[::-1], seq.last_step)
+
+    def reset(self) -> None:
+        salt = self.rng.choice((ALL_SALTS, *SALTS))
+        forgotten = self.manager.reset_prefix_cache(salt=salt)
+        assert forgotten == self.forget_naively(SALTS if isinstance(salt, AllSalts) else (salt,))
 
     def begin(self) -> None:
         if self.step - self.completed == 3:
@@ -370,11 +380,12 @@ class Engine(NaiveBlocks):
         assert self.manager.usage().num_stored_tokens == len(stored)
 
     def operate(self) -> None:
-        operations: list[tuple[Callable[[], None], int]] = [
+        operations: list[tuple[Callable[[], None], float]] = [
             (self.allocate, 4),
             (self.begin, 4),
             (self.complete, 4),
             (self.misuse, 1),
+            (self.reset, 0.3),
         ]
         if self.seqs:
             crowd = len(self.seqs) > 5
@@ -387,8 +398,3 @@ class Engine(NaiveBlocks):
             ]
         choices, weights = zip(*operations, strict=True)
         self.rng.choices(choices, weights)[0]()
-
-
-def interrupted(tokens: list[int]) -> Iterator[int]:
-    yield from tokens
-    raise ZeroDivisionError

@@ -295,6 +295,28 @@ def queue_behind_its_turn(manager: BlockManager) -> None:
     run.last_used -= 1
 
 
+def shuffle_the_queue(manager: BlockManager) -> None:
+    filled(manager, "C", 4, first_token=100)
+    manager.free("A")
+    manager.free("C")
+    manager._ledger.runs.queue.entries.reverse()
+
+
+def keep_what_is_forgotten(manager: BlockManager) -> None:
+    manager.reset_prefix_cache()
+    run_of(manager).is_kept = True
+
+
+def forget_what_is_kept(manager: BlockManager) -> None:
+    run_of(manager).is_kept = False
+
+
+def leave_what_nobody_finds(manager: BlockManager) -> None:
+    manager.reset_prefix_cache()
+    run = run_of(manager)
+    run.children[b""] = Run(b"", bytearray(), run.blocks[:0], run, 0)
+
+
 def find_a_child_more_often(manager: BlockManager) -> None:
     manager.allocate("C", [0, 1, 2, 3, 9])  # splits the run
     run_of(manager).num_hits = 2
@@ -365,6 +387,10 @@ def publish_nothing(manager: BlockManager) -> None:
         (queue_twice, "no run is in the queue of eviction twice"),
         (queue_unknowingly, "a run must know whether it is queued"),
         (queue_behind_its_turn, "a run is queued at 1, and ranks 0 now"),
+        (shuffle_the_queue, "the queue of eviction must be a heap"),
+        (keep_what_is_forgotten, "a run is kept exactly if it can be found"),
+        (forget_what_is_kept, "a run is kept exactly if it can be found"),
+        (leave_what_nobody_finds, "what cannot be found must be held"),
         (find_a_child_more_often, "who used a run must have used its parent"),
         (rest_nowhere, "a run waits for step 1 without resting there"),
         (put_a_block_into_two_runs, "must be the pool of 8, each once"),

@@ -21,8 +21,11 @@ from kvblocks.errors import (
 from kvblocks.hashing import chain_hashes, namespace_root
 from kvblocks.manager import BlockManager
 from kvblocks.results import (
+    ALL_SALTS,
     Allocation,
+    AllSalts,
     BlockCopy,
+    Forgotten,
     Match,
     SequenceId,
     Stats,
@@ -33,10 +36,13 @@ from kvblocks.results import (
 )
 
 __all__ = [
+    "ALL_SALTS",
+    "AllSalts",
     "Allocation",
     "BlockCopy",
     "BlockManager",
     "DecodeBatch",
+    "Forgotten",
     "InvalidBatch",
     "InvalidConfig",
     "InvalidLength",

@@ -118,9 +118,28 @@ def check_queue(runs: RunTree) -> None:
             run in queued or not run.is_resting_leaf,
             "a cached leaf must be in the queue of eviction",
         )
+    ranks = [entry[:2] for entry in runs.queue.entries]
+    _require(
+        all(ranks[(at - 1) // 2] < ranks[at] for at in range(1, len(ranks))),
+        "the queue of eviction must be a heap",
+    )
     for rank, _, run in runs.queue.entries:
         now = runs.queue.rank(run)
         _require(not now < rank, f"a run is queued at {rank}, and ranks {now} now")
+
+
+def check_forgotten(runs: RunTree, sequences: Sequences) -> None:
+    """What is found from the root is kept; all else is held, and hangs together as it did."""
+    found = set(runs)
+    held = {run for sequence in sequences.values() for run in _path(sequence.run)}
+    for run in found | held:
+        _require(run.is_kept == (run in found), "a run is kept exactly if it can be found")
+    for run in held - found:
+        children = run.children.values()
+        _require(
+            all(child.parent is run and child.holders for child in children),
+            "what cannot be found must be held",
+        )
 
 
 def check_sequences(sequences: Sequences) -> None:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from kvblocks.errors import OutOfBlocks, UnknownSequence
 from kvblocks.policies import Policy
 from kvblocks.pool import BlockPool
-from kvblocks.results import BlockCopy, SequenceId, Stats, Verdict, When
+from kvblocks.results import BlockCopy, Forgotten, SequenceId, Stats, Verdict, When
 from kvblocks.sequence import Sequence
 from kvblocks.tree import RunTree
 
@@ -142,6 +142,15 @@ class Ledger:
         del sequence.token_ids[:num_tokens]
         sequence.first_id += num_tokens
 
+    def forget(self, root: bytes | None) -> Forgotten:
+        """Forget the content of a namespace, or of all, and what its sequences will publish yet."""
+        apart, forgotten = self.runs.forget(root)
+        for sequence in self.sequences.values():
+            if sequence.run is self.runs.root and root in {None, sequence.root}:
+                sequence.run = apart
+                self.runs.move_holder(apart)
+        return forgotten
+
     def stats(self) -> Stats:
         """The counters. O(1)."""
         return Stats(
@@ -170,7 +179,7 @@ class Ledger:
             (pool.step, pool.completed_step, sorted(pool.fenced.items())),
             self.runs.state(),
             [
-                (seq_id, sequence.state(pool.completed_step))
+                (seq_id, sequence.state(pool.completed_step), self.runs.path_state(sequence.run))
                 for seq_id, sequence in self.all_sequences().items()
             ],
             (self.peak_held, sorted(self.count.items() - {refusals})),

@@ -37,8 +37,11 @@ from kvblocks.hashing import chain_hashes, namespace_root, pack_tokens, split_bl
 from kvblocks.ledger import Ledger
 from kvblocks.policies import make_policy
 from kvblocks.results import (
+    ALL_SALTS,
     Allocation,
+    AllSalts,
     Batch,
+    Forgotten,
     Match,
     SequenceId,
     Stats,
@@ -310,6 +313,19 @@ class BlockManager:
             batch.join(seq_id)
         return batch
 
+    def reset_prefix_cache(self, *, salt: str | AllSalts | None = ALL_SALTS) -> Forgotten:
+        """Forget all content, or that of one salt (None: that of no salt), as after new weights.
+
+        At once and for good: no later prompt finds it, nor what sequences that are running now
+        compute from it; they keep their blocks. Open steps are waited for. O(cached runs +
+        sequences).
+
+        >>> manager = BlockManager(num_blocks=8, block_size=4)
+        >>> manager.reset_prefix_cache()
+        Forgotten(num_free_blocks=0, num_fenced_blocks=0, num_held_blocks=0)
+        """
+        return self._ledger.forget(None if isinstance(salt, AllSalts) else namespace_root(salt))
+
     # ── steps in flight ──────────────────────────────────────────────────────────────────────
 
     def begin_step(self) -> int:
@@ -338,6 +354,7 @@ class BlockManager:
         checks.check_holders(pool, runs, sequences)
         checks.check_runs(pool, runs, self.block_size)
         checks.check_queue(runs)
+        checks.check_forgotten(runs, sequences)
         checks.check_sequences(sequences)
         checks.check_paths(sequences, findable=self.prefix_caching)
 

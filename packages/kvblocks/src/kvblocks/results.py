@@ -87,6 +87,23 @@ class Allocation(NamedTuple):
         return tuple(self.block_table)
 
 
+class AllSalts(Enum):
+    """What stands for every salt, and for none."""
+
+    ALL_SALTS = "all salts"
+
+
+ALL_SALTS = AllSalts.ALL_SALTS
+
+
+class Forgotten(NamedTuple):
+    """What became of the blocks whose content a reset forgot."""
+
+    num_free_blocks: int
+    num_fenced_blocks: int  # free once the open steps complete that use them
+    num_held_blocks: int  # free once the sequences that hold them are freed
+
+
 class BlockCopy(NamedTuple):
     """The first `num_tokens` positions of `source` go to `destination`, before any write of the step."""
 

@@ -7,14 +7,14 @@ together: that is the tree's.
 from __future__ import annotations
 
 from array import array
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 from kvblocks.policies import Policy
 
 
 class Run:
-    """A stretch of blocks. `tokens` is empty where content cannot be found and is never kept.
+    """A stretch of blocks.
 
     Its record of use (last_used, created, num_hits, priority) is what a policy goes by.
     """
@@ -25,6 +25,7 @@ class Run:
         "created",
         "fence",
         "holders",
+        "is_kept",
         "key",
         "last_step",
         "last_used",
@@ -50,6 +51,7 @@ class Run:
         self.parent = parent
         self.children: dict[bytes, Run] = {}
         self.holders = 0  # sequences whose path ends here, and children that are held
+        self.is_kept: bool = parent is None or parent.is_kept  # when nobody holds it any more
         self.last_step = 0  # the newest step that used it
         self.fence = 0  # the open step that it waits for, while nobody holds it
         self.last_used = 0  # when it was given up last
@@ -106,6 +108,11 @@ class LeafQueue:
                 if run.last_used == queued:
                     return run
                 self.push(run)
+
+    def drop_forgotten(self) -> None:
+        """Take out what is not kept any more. O(leaves)."""
+        self.entries = [entry for entry in self.entries if entry[2].is_kept]
+        heapify(self.entries)
 
 
 def parent_of(run: Run) -> Run:

@@ -10,6 +10,9 @@ hashed to find content, and nothing can collide.
 Every operation costs what it does to runs: a comparison, a slice or a counter each, however many
 blocks they have. A run is split when somebody needs a part of it.
 
+What is forgotten by a reset moves below a run that is set apart: nobody finds it from the root, who
+holds it keeps it, and it goes when nobody does.
+
 A sequence holds the deepest run of its path; a run that is held holds its parent. So no run outlives
 its parent, and eviction takes leaves only, in the order of a policy, a tail before its head.
 
@@ -25,6 +28,7 @@ from collections.abc import Iterator
 from kvblocks.hashing import TOKEN_BYTES
 from kvblocks.policies import Policy
 from kvblocks.pool import BlockPool
+from kvblocks.results import Forgotten
 from kvblocks.runs import Found, LeafQueue, Published, Run, parent_of
 
 _NOTHING = array("i")
@@ -73,8 +77,8 @@ class RunTree:
         return Found(run, len(run.blocks), blocks)
 
     def _first_key(self, run: Run, root: bytes) -> bytes:
-        """What stands before the tokens in the keys of a run's children: below the root, a name."""
-        return root if run is self.root else b""
+        """What stands before the tokens in the keys of a run's children: a name at the very top."""
+        return b"" if run.blocks else root
 
     def _num_common(self, ours: bytearray, theirs: bytes, at: int) -> int:
         """How many blocks of `ours` stand in `theirs` from `at` on; the first is known to."""
@@ -170,7 +174,7 @@ class RunTree:
         A run that an open step of one who left it used stays as it is: that step did not use what
         comes now.
         """
-        is_alone = run.holders == 1 and not run.children and bool(run.tokens)
+        is_alone = run.holders == 1 and not run.children
         return is_alone and run.last_step <= self._pool.completed_step
 
     def _grow(self, run: Run, tokens: bytes, blocks: array[int]) -> None:
@@ -180,8 +184,14 @@ class RunTree:
     def set_apart(self, run: Run, blocks: array[int]) -> Run:
         """Let a sequence whose path ends at `run` hold blocks as a run that cannot be found."""
         below = self._make_run(b"", bytearray(), blocks, run)
+        below.is_kept = False
         below.holders = 1  # the sequence; its hold on `run` is the new run's now
         return below
+
+    def move_holder(self, run: Run) -> None:
+        """Let one who holds the root hold a run below it instead."""
+        self.add_holder(run)
+        self.root.holders -= 1
 
     def _begin_run(self, run: Run, root: bytes, tokens: bytes, blocks: array[int]) -> Run:
         """Begin a run below another, for a sequence whose path ends there."""
@@ -236,6 +246,38 @@ class RunTree:
         self.num_cached -= num_blocks
         return taken
 
+    def forget(self, root: bytes | None) -> tuple[Run, Forgotten]:
+        """Let nobody find the content of a namespace again, or of all of them.
+
+        The runs move below a run that is set apart, where those that hold them go on as before: what
+        they publish is found by each other, and given back when nobody holds it. Returns that run,
+        for those whose path is still empty. O(runs and leaves of all namespaces).
+        """
+        apart = self.set_apart(self.root, array("i"))
+        apart.holders = 0
+        for key in [key for key in self.root.children if root is None or key.startswith(root)]:
+            run = self.root.children.pop(key)
+            apart.children[key], run.parent = run, apart
+            if run.holders:
+                self.move_holder(apart)
+        num_free = num_fenced = num_held = 0
+        stack = list(apart.children.values())
+        while stack:
+            run = stack.pop()
+            stack.extend(run.children.values())
+            run.is_kept = False
+            if run.holders:
+                num_held += len(run.blocks)
+                continue
+            fence = run.fence
+            num_fenced += len(run.blocks) if fence else 0
+            num_free += 0 if fence else len(run.blocks)
+            self._leave_rest(run)
+            del parent_of(run).children[run.key]
+            self._pool.give_back(run.blocks, fence)
+        self.queue.drop_forgotten()
+        return apart, Forgotten(num_free, num_fenced, num_held)
+
     def reused(self, found: Found) -> tuple[int, dict[int, int]]:
         """Of the blocks found: how many are cached, and how many wait for which step."""
         cached = 0
@@ -258,8 +300,17 @@ class RunTree:
             run = parent_of(run)
         return b"".join(reversed(stretches))
 
+    def path_state(self, run: Run) -> list[tuple[object, ...]]:
+        """What matters of a path that cannot be found from the root, for comparison."""
+        state: list[tuple[object, ...]] = []
+        while not run.is_kept:
+            is_open = run.last_step > self._pool.completed_step
+            state.append((run.tokens, run.last_step if is_open else 0))
+            run = parent_of(run)
+        return state
+
     def state(self) -> tuple[object, ...]:
-        """All that matters from now on, for comparison."""
+        """All that matters from now on of what can be found, for comparison."""
         done = self._pool.completed_step
         runs = [
             (run.key, run.tokens, run.blocks, run.holders, run.fence)
@@ -280,7 +331,8 @@ class RunTree:
     def _rest(self, run: Run) -> None:
         """What becomes of a run that nobody holds any more."""
         run.last_used = self._clock
-        if not run.tokens:
+        if not run.is_kept:
+            parent_of(run).children.pop(run.key, None)
             self._pool.give_back(run.blocks, run.last_step)
         elif run.last_step > self._pool.completed_step:
             run.fence = run.last_step
