@@ -12,7 +12,10 @@
     ├── InvalidConfig        (ValueError)      a manager that cannot be
     └── InvariantViolation   (AssertionError)  `check()` found a fault of this package
 
-Each also is the builtin that fits, so callers may catch either. A call that raises changes nothing.
+Each also is the builtin that fits, so callers may catch either. A call that raises one of them changes nothing,
+nor does one that stops because a caller's iterable raised. A fault of the interpreter in the midst of a
+change, such as a MemoryError of its own or a KeyboardInterrupt, is not undone; `check()` tells whether
+the state is whole.
 """
 
 from kvblocks.results import Verdict
