@@ -111,6 +111,7 @@ class NaiveBlocks:
         self.records: dict[tuple[int, int], Record] = {}
         self.generations: dict[str | None, int] = {}  # of salts that were reset, each another
         self.num_resets = 0
+        self.pins: dict[int, tuple[str | None, list[int]]] = {}  # salt and blocks
         self.fence: dict[int, int] = {}  # block -> newest step of a holder that gave it up
         self.given_up: dict[int, int] = {}  # block -> time
         self.time = 0
@@ -119,8 +120,16 @@ class NaiveBlocks:
     def num_holders(self, block: int) -> int:
         return sum(block in seq.table for seq in self.seqs.values())
 
+    @property
+    def pinned(self) -> set[int]:
+        return {block for _, blocks in self.pins.values() for block in blocks}
+
+    def unpin_naively(self, name: int) -> None:
+        _, blocks = self.pins.pop(name)
+        self.give_up(blocks[::-1], 0)
+
     def states(self) -> dict[str, set[int]]:
-        held = {block for seq in self.seqs.values() for block in seq.table}
+        held = {block for seq in self.seqs.values() for block in seq.table} | self.pinned
         kept = set(self.present.values())
         rest = set(range(self.n)) - held
         fenced = {b for b in rest if self.fence.get(b, 0) > self.completed}
@@ -148,6 +157,8 @@ class NaiveBlocks:
 
     def forget_naively(self, salts: tuple[str | None, ...]) -> tuple[int, int, int]:
         """What of the content of these salts is free now, fenced and held."""
+        for name in [name for name, (salt, _) in self.pins.items() if salt in salts]:
+            self.unpin_naively(name)
         forgotten = {
             block
             for key, block in self.present.items()
@@ -184,8 +195,9 @@ class NaiveBlocks:
             return
         self.time += 1
         record = Record(self.time, seq.priority)
-        is_followed = any(self.parent_of[other] == parent for other in self.present)
         before = seq.table[i - 1]
+        is_followed = any(self.parent_of[other] == parent for other in self.present)
+        is_followed |= any(blocks[-1] == before for _, blocks in self.pins.values())
         is_in_flight = self.fence.get(before, 0) > self.completed
         if i and self.num_holders(before) == 1 and not is_followed and not is_in_flight:
             record = replace(self.records[parent])  # it joins what it follows
@@ -217,6 +229,10 @@ class NaiveBlocks:
                 break
             found.append(self.present[generation, nodes[end - 1]])
         return found
+
+    def num_with_pins(self, num_blocks: int, table: list[int]) -> int:
+        """Blocks of a table that has so many, and all that are pinned."""
+        return num_blocks + len(self.pinned - set(table))
 
     def judge(self, num_needed: int, longest: int, hits: list[int]) -> Verdict:
         states = self.states()

@@ -24,6 +24,7 @@ MODULES = (
     "pool",
     "runs",
     "tree",
+    "pins",
     "sequence",
     "ledger",
     "append",

@@ -3,6 +3,7 @@
 import pytest
 
 from .naive_engine import Engine
+from .naive_pins import PinningEngine
 
 
 @pytest.mark.parametrize("caching", [True, False])
@@ -26,6 +27,14 @@ def test_every_policy_evicts_what_it_should(
 ) -> None:
     engine = Engine(seed, num_blocks, block_size, caching=True, policy=policy)
     operate(engine, 3000, f"{seed=} {block_size=} {num_blocks=} {policy=}")
+
+
+@pytest.mark.parametrize("num_blocks", [3, 7, 20])
+@pytest.mark.parametrize("block_size", [1, 4])
+@pytest.mark.parametrize("seed", [1])
+def test_what_is_pinned_stays(seed: int, block_size: int, num_blocks: int) -> None:
+    engine = PinningEngine(seed, num_blocks, block_size, caching=True)
+    operate(engine, 3000, f"{seed=} {block_size=} {num_blocks=} pins")
 
 
 def operate(engine: Engine, num_operations: int, name: str) -> None:

@@ -67,7 +67,8 @@ def plan_writes(ledger: Ledger, batch: Batch) -> list[Write]:
 def judge_append(ledger: Ledger, writes: Collection[Write]) -> Verdict:
     """Judge the need of a batch for new blocks."""
     needed = sum(write.num_new_blocks for write in writes)
-    return ledger.judge(needed, max((write.num_blocks for write in writes), default=0))
+    beside = (ledger.num_beside_pins(write.sequence, write.num_blocks) for write in writes)
+    return ledger.judge(needed, max(beside, default=0))
 
 
 def _append_one_each(ledger: Ledger, batch: Iterable[SequenceId]) -> StepPlan:
@@ -80,8 +81,11 @@ def _append_one_each(ledger: Ledger, batch: Iterable[SequenceId]) -> StepPlan:
         if sequence.num_computed == len(sequence.block_table) * size
     }
     if len(starting) > ledger.num_available:
-        longest = max(len(sequence.block_table) for sequence in starting.values())
-        ledger.serve(ledger.judge(len(starting), longest + 1))
+        beside = max(
+            ledger.num_beside_pins(sequence, len(sequence.block_table) + 1)
+            for sequence in starting.values()
+        )
+        ledger.serve(ledger.judge(len(starting), beside))
     gained: dict[SequenceId, tuple[int, ...]] = {}
     for seq_id, block in zip(starting, ledger.take(len(starting)), strict=True):
         starting[seq_id].block_table.append(block)

@@ -4,12 +4,13 @@ Knows every structure. Does not trust any counter: each is compared with what it
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from kvblocks.errors import InvariantViolation
+from kvblocks.ledger import Ledger
 from kvblocks.pool import BlockPool
 from kvblocks.results import SequenceId
-from kvblocks.runs import Run
+from kvblocks.runs import Run, path_of
 from kvblocks.sequence import Sequence
 from kvblocks.tree import RunTree
 
@@ -21,16 +22,28 @@ def _require(holds: bool, message: str) -> None:  # noqa: FBT001 -- reads as "re
         raise InvariantViolation(message)
 
 
-def _path(run: Run) -> Iterator[Run]:
-    """A run and all above it but the root."""
-    while run.parent is not None:
-        yield run
-        run = run.parent
+def check(ledger: Ledger) -> None:
+    """Prove all of a manager's invariants, or raise `InvariantViolation`."""
+    pool, runs, sequences = ledger.pool, ledger.runs, ledger.all_sequences()
+    pins = [run for _, run in ledger.pins.held.values()]
+    pinned = {block for end in pins for run in path_of(end) for block in run.blocks}
+    check_pool(pool, runs, sequences, pinned)
+    check_holders(pool, runs, sequences, pins)
+    check_runs(pool, runs, ledger.block_size)
+    check_queue(runs)
+    check_forgotten(runs, sequences, pins)
+    check_sequences(sequences)
+    check_paths(sequences, findable=ledger.prefix_caching)
+    _require(
+        len(pinned) == ledger.pins.num_blocks <= ledger.pins.max_blocks,
+        f"{len(pinned)} blocks are pinned, {ledger.pins.num_blocks} counted, of at most "
+        f"{ledger.pins.max_blocks}",
+    )
 
 
-def check_pool(pool: BlockPool, runs: RunTree, sequences: Sequences) -> None:
+def check_pool(pool: BlockPool, runs: RunTree, sequences: Sequences, pinned: set[int]) -> None:
     """free + cached + held + fenced = pool, and no block is in two states."""
-    held = {block for sequence in sequences.values() for block in sequence.block_table}
+    held = {block for sequence in sequences.values() for block in sequence.block_table} | pinned
     cached = [b for run in runs if not run.holders and not run.fence for b in run.blocks]
     fenced_runs = [b for fenced in runs.fenced.values() for run in fenced for b in run.blocks]
     fenced_loose = [block for blocks in pool.fenced.values() for block in blocks]
@@ -55,10 +68,10 @@ def check_pool(pool: BlockPool, runs: RunTree, sequences: Sequences) -> None:
     )
 
 
-def check_holders(pool: BlockPool, runs: RunTree, sequences: Sequences) -> None:
+def check_holders(pool: BlockPool, runs: RunTree, sequences: Sequences, pins: list[Run]) -> None:
     """A run is held by the paths that end in it and by held children; a loose block by tables."""
-    holders = Counter(sequence.run for sequence in sequences.values())
-    held = {run for sequence in sequences.values() for run in _path(sequence.run)}
+    holders = Counter([*pins, *(sequence.run for sequence in sequences.values())])
+    held = {run for end in [*holders] for run in path_of(end)}
     for run in held:
         assert run.parent is not None, "a path leaves the root out"
         holders[run.parent] += 1
@@ -128,10 +141,11 @@ def check_queue(runs: RunTree) -> None:
         _require(not now < rank, f"a run is queued at {rank}, and ranks {now} now")
 
 
-def check_forgotten(runs: RunTree, sequences: Sequences) -> None:
+def check_forgotten(runs: RunTree, sequences: Sequences, pins: list[Run]) -> None:
     """What is found from the root is kept; all else is held, and hangs together as it did."""
     found = set(runs)
-    held = {run for sequence in sequences.values() for run in _path(sequence.run)}
+    ends = [*pins, *(sequence.run for sequence in sequences.values())]
+    held = {run for end in ends for run in path_of(end)}
     for run in found | held:
         _require(run.is_kept == (run in found), "a run is kept exactly if it can be found")
     for run in held - found:
@@ -163,7 +177,7 @@ def check_sequences(sequences: Sequences) -> None:
 def check_paths(sequences: Sequences, *, findable: bool) -> None:
     """A table begins with the blocks of its path; with a prefix cache these are all that are full."""
     for seq_id, seq in sequences.items():
-        path = [run.blocks for run in _path(seq.run)]
+        path = [run.blocks for run in path_of(seq.run)]
         blocks = [block for stretch in reversed(path) for block in stretch]
         table = list(seq.block_table[: seq.num_run_blocks])
         _require(

@@ -132,8 +132,11 @@ class DecodeBatch:
     def can_append(self) -> Verdict:
         """Whether `append` would succeed. O(rows that begin a block)."""
         needed = len(self._starting) + len(self._with_shared_tail())
-        longest = max((len(row.sequence.block_table) for row in self._starting), default=0)
-        return self._ledger.judge(needed, longest + 1 if self._starting else 0)
+        beside = (
+            self._ledger.num_beside_pins(row.sequence, len(row.sequence.block_table) + 1)
+            for row in self._starting
+        )
+        return self._ledger.judge(needed, max(beside, default=0))
 
     def append(self) -> StepPlan:
         """Schedule the next position of every row, in their order, all or nothing.

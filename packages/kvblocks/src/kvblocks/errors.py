@@ -8,6 +8,8 @@
     ├── InvalidTokens        (ValueError)      token ids that are no ids, or that contradict known ones
     ├── InvalidLength        (ValueError)      a number of tokens outside its range
     ├── InvalidBatch         (ValueError)      a sequence that cannot join or leave a batch
+    ├── InvalidPin           (ValueError)      a prefix that cannot be pinned, or a name that pins none
+    ├── PinLimit             (MemoryError)     pins would hold more blocks than they may
     ├── InvalidStep          (ValueError)      a step number that was never begun
     ├── InvalidConfig        (ValueError)      a manager that cannot be
     └── InvariantViolation   (AssertionError)  `check()` found a fault of this package
@@ -59,6 +61,14 @@ class InvalidLength(KVBlocksError, ValueError):
 
 class InvalidBatch(KVBlocksError, ValueError):
     """A sequence joins a batch when nothing of it is in flight, and leaves the one it is in."""
+
+
+class InvalidPin(KVBlocksError, ValueError):
+    """A pin has a name of its own, and full blocks that are cached."""
+
+
+class PinLimit(KVBlocksError, MemoryError):
+    """Pins hold no more blocks than the manager was made for."""
 
 
 class InvalidStep(KVBlocksError, ValueError):

@@ -12,9 +12,11 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from kvblocks.errors import OutOfBlocks, UnknownSequence
+from kvblocks.pins import Pins
 from kvblocks.policies import Policy
 from kvblocks.pool import BlockPool
-from kvblocks.results import BlockCopy, Forgotten, SequenceId, Stats, Verdict, When
+from kvblocks.results import BlockCopy, Forgotten, PinName, SequenceId, Stats, Usage, Verdict, When
+from kvblocks.runs import Found
 from kvblocks.sequence import Sequence
 from kvblocks.tree import RunTree
 
@@ -23,20 +25,27 @@ class Ledger:
     """The state of one manager."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, prefix_caching: bool, policy: Policy
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        prefix_caching: bool,
+        policy: Policy,
+        max_pinned: int,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self.pool = BlockPool(num_blocks)
         self.runs = RunTree(self.pool, block_size, policy)
+        self.pins = Pins(self.runs, max_pinned)
         self.sequences: dict[SequenceId, Sequence] = {}
         self.count: Counter[str] = Counter()
         self.peak_held = 0
 
     @property
     def num_held(self) -> int:
-        """Blocks in tables. O(1)."""
+        """Blocks in tables, or pinned. O(1)."""
         runs, pool = self.runs, self.pool
         resting = runs.num_cached + runs.num_fenced + pool.num_fenced
         return self.num_blocks - len(pool.free) - resting
@@ -69,20 +78,26 @@ class Ledger:
         """Blocks that hold so many tokens."""
         return -(-num_tokens // self.block_size)
 
+    def num_beside_pins(self, sequence: Sequence, num_blocks: int) -> int:
+        """Of so many blocks of a sequence, those that are not pinned."""
+        run = sequence.run
+        return num_blocks - self.pins.num_pinned(run, len(run.blocks))
+
     def judge(
         self,
         num_needed: int,
-        num_total: int,
+        num_beside: int,
         reused_cached: int = 0,
         reused_fenced: Mapping[int, int] = MappingProxyType({}),
     ) -> Verdict:
-        """Judge a need for new blocks, `num_total` in all for one sequence.
+        """Judge a need for new blocks.
 
+        `num_beside` is what one sequence would have in all, beside what of it is pinned.
         What the need reuses of cached and of fenced blocks cannot be taken. O(open steps), and
         O(fenced runs) if it cannot be served now.
         """
         available = self.num_available - reused_cached
-        if num_total > self.num_blocks:
+        if num_beside > self.num_blocks - self.pins.num_blocks:
             return Verdict(When.NEVER, num_needed, available)
         if num_needed <= available:
             return Verdict(When.NOW, num_needed, available)
@@ -142,14 +157,28 @@ class Ledger:
         del sequence.token_ids[:num_tokens]
         sequence.first_id += num_tokens
 
+    def pin(self, name: PinName, root: bytes, found: Found, num_full: int) -> None:
+        """Hold what was found under a name; see `Pins.pin`."""
+        self.pins.pin(name, root, found, num_full)
+        self.peak_held = max(self.peak_held, self.num_held)
+
     def forget(self, root: bytes | None) -> Forgotten:
         """Forget the content of a namespace, or of all, and what its sequences will publish yet."""
+        self.pins.forget(root)
         apart, forgotten = self.runs.forget(root)
         for sequence in self.sequences.values():
             if sequence.run is self.runs.root and root in {None, sequence.root}:
                 sequence.run = apart
                 self.runs.move_holder(apart)
         return forgotten
+
+    def usage(self) -> Usage:
+        """What the blocks in tables hold, shared blocks counted once. O(blocks in all tables)."""
+        stored: dict[int, int] = {}
+        for sequence in self.all_sequences().values():
+            for index, block in enumerate(sequence.block_table):
+                stored[block] = max(stored.get(block, 0), sequence.num_valid(index))
+        return Usage(len(stored), len(stored) * self.block_size, sum(stored.values()))
 
     def stats(self) -> Stats:
         """The counters. O(1)."""
@@ -158,6 +187,7 @@ class Ledger:
             num_free_blocks=len(self.pool.free),
             num_cached_blocks=self.runs.num_cached,
             num_held_blocks=self.num_held,
+            num_pinned_blocks=self.pins.num_blocks,
             num_fenced_blocks=self.pool.num_fenced + self.runs.num_fenced,
             peak_held_blocks=self.peak_held,
             num_sequences=len(self.sequences),
@@ -177,7 +207,7 @@ class Ledger:
         return (
             (pool.free, sorted(pool.shared.items()), sorted(pool.touched.items())),
             (pool.step, pool.completed_step, sorted(pool.fenced.items())),
-            self.runs.state(),
+            (self.runs.state(), self.pins.state()),
             [
                 (seq_id, sequence.state(pool.completed_step), self.runs.path_state(sequence.run))
                 for seq_id, sequence in self.all_sequences().items()

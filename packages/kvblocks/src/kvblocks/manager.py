@@ -22,8 +22,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from kvblocks import checks
 from kvblocks.append import append, judge_append, plan_writes
+from kvblocks.checks import check
 from kvblocks.decode import DecodeBatch
 from kvblocks.errors import (
     InvalidBatch,
@@ -35,6 +35,7 @@ from kvblocks.errors import (
 )
 from kvblocks.hashing import chain_hashes, namespace_root, pack_tokens, split_blocks
 from kvblocks.ledger import Ledger
+from kvblocks.pins import max_pinned_blocks
 from kvblocks.policies import make_policy
 from kvblocks.results import (
     ALL_SALTS,
@@ -43,6 +44,7 @@ from kvblocks.results import (
     Batch,
     Forgotten,
     Match,
+    PinName,
     SequenceId,
     Stats,
     StepPlan,
@@ -84,6 +86,7 @@ class BlockManager:
         *,
         prefix_caching: bool = True,
         policy: str = "lru",
+        pin_limit: float = 0.5,
     ) -> None:
         self.num_blocks = operator.index(num_blocks)
         self.block_size = operator.index(block_size)
@@ -98,6 +101,7 @@ class BlockManager:
             self.block_size,
             prefix_caching=self.prefix_caching,
             policy=make_policy(policy),
+            max_pinned=max_pinned_blocks(pin_limit, self.num_blocks),
         )
 
     # ── what is there ────────────────────────────────────────────────────────────────────────
@@ -151,11 +155,7 @@ class BlockManager:
 
     def usage(self) -> Usage:
         """What the held blocks hold, shared blocks counted once. O(blocks in all tables)."""
-        stored: dict[int, int] = {}
-        for sequence in self._ledger.all_sequences().values():
-            for index, block in enumerate(sequence.block_table):
-                stored[block] = max(stored.get(block, 0), sequence.num_valid(index))
-        return Usage(len(stored), len(stored) * self.block_size, sum(stored.values()))
+        return self._ledger.usage()
 
     def stats(self) -> Stats:
         """The counters. O(1)."""
@@ -313,6 +313,23 @@ class BlockManager:
             batch.join(seq_id)
         return batch
 
+    def pin(self, name: PinName, tokens: Iterable[int], *, salt: str | None = None) -> Match:
+        """Keep the full blocks of a prefix from eviction, until `unpin(name)` or a reset.
+
+        All of them must be cached, and no more than `pin_limit` may be pinned: blocks, or a
+        fraction of the pool. O(len(tokens) + runs of all pins). `InvalidPin`, `PinLimit`,
+        `InvalidTokens`.
+        """
+        packed, root = pack_tokens(tokens), namespace_root(salt)
+        num_full = len(packed) // self.block_size
+        found = self._ledger.runs.find(root, packed[: num_full * self.block_size].tobytes())
+        self._ledger.pin(name, root, found, num_full)
+        return Match(num_full * self.block_size, found.blocks)
+
+    def unpin(self, name: PinName) -> None:
+        """Let a prefix be evicted when nobody holds it. O(runs of all pins). `InvalidPin`."""
+        self._ledger.pins.unpin(name)
+
     def reset_prefix_cache(self, *, salt: str | AllSalts | None = ALL_SALTS) -> Forgotten:
         """Forget all content, or that of one salt (None: that of no salt), as after new weights.
 
@@ -345,18 +362,7 @@ class BlockManager:
 
     def check(self) -> None:
         """Prove the invariants, or raise `InvariantViolation` with numbers. O(state)."""
-        pool, runs, sequences = (
-            self._ledger.pool,
-            self._ledger.runs,
-            self._ledger.all_sequences(),
-        )
-        checks.check_pool(pool, runs, sequences)
-        checks.check_holders(pool, runs, sequences)
-        checks.check_runs(pool, runs, self.block_size)
-        checks.check_queue(runs)
-        checks.check_forgotten(runs, sequences)
-        checks.check_sequences(sequences)
-        checks.check_paths(sequences, findable=self.prefix_caching)
+        check(self._ledger)
 
     def state_digest(self) -> str:
         """A digest of everything a caller could observe but the counter of refusals. O(state)."""
@@ -384,6 +390,8 @@ class BlockManager:
         return _Prompt(num_tokens, packed, root, self._ledger.runs.find(root, full))
 
     def _judge_allocation(self, prompt: _Prompt) -> Verdict:
-        num_total = self._ledger.num_blocks_for(prompt.num_tokens)
-        cached, fenced = self._ledger.runs.reused(prompt.found)
-        return self._ledger.judge(num_total - len(prompt.found.blocks), num_total, cached, fenced)
+        ledger, found = self._ledger, prompt.found
+        num_total = ledger.num_blocks_for(prompt.num_tokens)
+        cached, fenced = ledger.runs.reused(found)
+        beside = num_total - ledger.pins.num_pinned(found.run, found.num_blocks)
+        return ledger.judge(num_total - len(found.blocks), beside, cached, fenced)

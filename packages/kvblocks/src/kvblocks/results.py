@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 SequenceId: TypeAlias = Hashable
+PinName: TypeAlias = Hashable
 # What a step appends to each sequence: a count, or the token ids. A mapping is invariant in its keys,
 # so Any lets a caller keep their own type of id.
 Batch: TypeAlias = Mapping[Any, Iterable[int] | int]
@@ -31,7 +32,8 @@ class Verdict(NamedTuple):
     """Whether blocks can be had: now, once a step completes, later, or never.
 
     `AFTER_STEP` names the open step whose completion alone frees enough. `LATER` means that other
-    sequences must be freed first, `NEVER` that even an empty pool would not do.
+    sequences must be freed first, `NEVER` that it
+    would not do to free them all; what is pinned stays.
     """
 
     when: When
@@ -196,7 +198,8 @@ class Stats:
     num_blocks: int
     num_free_blocks: int
     num_cached_blocks: int
-    num_held_blocks: int
+    num_held_blocks: int  # in tables, or pinned
+    num_pinned_blocks: int
     num_fenced_blocks: int
     peak_held_blocks: int
     num_sequences: int

@@ -7,6 +7,7 @@ together: that is the tree's.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
@@ -113,6 +114,13 @@ class LeafQueue:
         """Take out what is not kept any more. O(leaves)."""
         self.entries = [entry for entry in self.entries if entry[2].is_kept]
         heapify(self.entries)
+
+
+def path_of(run: Run) -> Iterator[Run]:
+    """A run and all above it but the root."""
+    while run.parent is not None:
+        yield run
+        run = run.parent
 
 
 def parent_of(run: Run) -> Run:

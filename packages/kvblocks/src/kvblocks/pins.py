@@ -1,0 +1,81 @@
+"""Prefixes that are never evicted: pins hold runs, as sequences do, on behalf of nobody.
+
+Knows names, the runs they hold, and how many blocks may be held so. Does not know sequences.
+"""
+
+from __future__ import annotations
+
+from kvblocks.errors import InvalidConfig, InvalidPin, PinLimit
+from kvblocks.results import PinName
+from kvblocks.runs import Found, Run, path_of
+from kvblocks.tree import RunTree
+
+
+def max_pinned_blocks(limit: object, num_blocks: int) -> int:
+    """A number of blocks, or a fraction of `num_blocks`, as a number. `InvalidConfig`."""
+    if isinstance(limit, float) and 0 <= limit <= 1:
+        return int(limit * num_blocks)
+    if isinstance(limit, int) and 0 <= limit <= num_blocks:
+        return limit
+    raise InvalidConfig(
+        f"pin_limit must be a number of blocks up to {num_blocks} or a fraction from 0.0 to 1.0, "
+        f"got {limit!r}"
+    )
+
+
+class Pins:
+    """The pins of one manager. Each call is O(runs of all pinned paths)."""
+
+    def __init__(self, runs: RunTree, max_blocks: int) -> None:
+        self._runs = runs
+        self.max_blocks = max_blocks
+        self.num_blocks = 0  # those that several pins hold count once
+        self.held: dict[PinName, tuple[bytes, Run]] = {}  # the namespace, and the end of the path
+
+    def pin(self, name: PinName, root: bytes, found: Found, num_full: int) -> None:
+        """Hold what was found of `num_full` blocks under a name. `InvalidPin`, `PinLimit`."""
+        if name in self.held:
+            raise InvalidPin(f"a pin {name!r} exists already; unpin it first")
+        if not 0 < len(found.blocks) == num_full:
+            raise InvalidPin(
+                f"a pin needs at least 1 full block and all of them cached, got {num_full}, of "
+                f"which {len(found.blocks)} are cached"
+            )
+        num_news = len(found.blocks) - self.num_pinned(found.run, found.num_blocks)
+        num_blocks = self.num_blocks + num_news
+        if num_blocks > self.max_blocks:
+            raise PinLimit(
+                f"pins may hold at most {self.max_blocks} blocks, got {num_blocks} with {name!r}"
+            )
+        self.held[name] = root, self._runs.hold(found, found.run.priority)
+        self.num_blocks = num_blocks
+
+    def unpin(self, name: PinName) -> None:
+        """Give up what a name holds. `InvalidPin`."""
+        if name not in self.held:
+            raise InvalidPin(f"no pin {name!r}")
+        _, run = self.held.pop(name)
+        self._runs.release(run, 0)
+        self.num_blocks = sum(len(run.blocks) for run in self._pinned_runs())
+
+    def forget(self, root: bytes | None) -> None:
+        """Unpin what is of a namespace, or all."""
+        for name in [name for name, pin in self.held.items() if root in {None, pin[0]}]:
+            self.unpin(name)
+
+    def num_pinned(self, run: Run, num_blocks: int) -> int:
+        """How many blocks are pinned of a path that ends after the first `num_blocks` of `run`."""
+        if not self.held:
+            return 0
+        pinned = self._pinned_runs()
+        beyond = len(run.blocks) - num_blocks if run in pinned else 0
+        return sum(len(each.blocks) for each in path_of(run) if each in pinned) - beyond
+
+    def state(self) -> list[tuple[object, ...]]:
+        """All that matters from now on, for comparison."""
+        return [
+            (name, root, self._runs.path_tokens(run)) for name, (root, run) in self.held.items()
+        ]
+
+    def _pinned_runs(self) -> set[Run]:
+        return {run for _, end in self.held.values() for run in path_of(end)}
