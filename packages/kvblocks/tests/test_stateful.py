@@ -186,7 +186,7 @@ class Calls(RuleBasedStateMachine):
     @rule(name=names)
     def join(self, name: int) -> None:
         told = self.told.get(name)
-        if told and not told.membership and told.committed == told.computed == len(told.tokens):
+        if told and not told.membership and self.can_join(name, told):
             self.batch.join(name)
             self.num_joins += 1
             told.membership = self.num_joins
@@ -195,6 +195,15 @@ class Calls(RuleBasedStateMachine):
             with pytest.raises(InvalidBatch):
                 self.batch.join(name)
             assert self.manager.state_digest() == before
+
+    def can_join(self, name: int, told: Told) -> bool:
+        """All of the prompt is computed; without a cache, which keeps no ids, all its blocks are begun."""
+        if told.committed != told.computed:
+            return False
+        if self.manager.prefix_caching:
+            return len(told.tokens) == told.computed
+        size = self.manager.block_size
+        return len(self.manager.block_table(name)) * size - told.computed < size
 
     @rule(name=names)
     def leave(self, name: int) -> None:
