@@ -114,7 +114,7 @@ CASES: list[tuple[Call, type[KVBlocksError], type[Exception], str]] = [
         lambda m: m.append({"A": 27}),
         kvblocks.OutOfBlocks,
         MemoryError,
-        "blocks needed: 7, available: 5; one sequence would hold more than the whole pool",
+        "blocks needed: 7, available: 5; not even freeing every sequence would do",
     ),
     (
         lambda _: BlockManager(0),

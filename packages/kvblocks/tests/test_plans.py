@@ -37,3 +37,12 @@ def test_an_empty_batch_writes_nothing() -> None:
         assert len(plan.slot_mapping) == 0
         assert plan.copies == ()
         assert plan.new_blocks == {}
+
+
+def test_a_plan_cannot_be_changed() -> None:
+    manager = BlockManager(8, 4)
+    manager.allocate("A", range(2))
+    plan = manager.append({"A": 2})
+    for name in ("copies", "new_blocks", "slot_mapping"):
+        with pytest.raises(AttributeError):
+            setattr(plan, name, ())

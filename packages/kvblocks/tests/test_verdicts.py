@@ -198,7 +198,7 @@ def test_refusals_are_counted() -> None:
         ),
         (
             Verdict(When.NEVER, 11, 5),
-            "blocks needed: 11, available: 5; one sequence would hold more than the whole pool",
+            "blocks needed: 11, available: 5; not even freeing every sequence would do",
             6,
         ),
     ],

@@ -220,9 +220,9 @@ class BlockManager:
         """Declare that positions [0, num_tokens) are written: full blocks may be shared from now on.
 
         `token_ids` brings the ids that were unknown when the positions were appended; without a
-        prefix cache they are not kept. If the index
-        holds the content of a block already, the sequence adopts that block and gives its own back
-        (equal content is stored once). O(blocks that became full).
+        prefix cache they are not kept. Equal content is stored once: where a full block's content is
+        there already, the sequence adopts that block and gives its own back. Who mirrors block
+        tables must therefore read `block_table` again after a commit. O(blocks that became full).
         `UnknownSequence`, `InvalidTokens`, `InvalidLength`.
         """
         num_tokens, packed = operator.index(num_tokens), pack_tokens(token_ids)

@@ -61,7 +61,7 @@ class Verdict(NamedTuple):
             case When.LATER:
                 return f"{need}; {self.num_missing_blocks} short until sequences are freed"
             case When.NEVER:  # pragma: no branch -- there is no fifth
-                return f"{need}; one sequence would hold more than the whole pool"
+                return f"{need}; not even freeing every sequence would do"
 
 
 class Match(NamedTuple):
@@ -123,13 +123,9 @@ class Span(NamedTuple):
 
 
 class StepPlan:
-    """Where one step writes.
+    """Where one step writes. It does not change, whatever becomes of the sequences."""
 
-    `copies` must be complete before the first write; no destination is another copy's source.
-    `new_blocks` names the blocks each sequence gained.
-    """
-
-    __slots__ = ("_slots", "_spans", "block_size", "copies", "new_blocks")
+    __slots__ = ("_block_size", "_copies", "_new_blocks", "_slots", "_spans")
 
     def __init__(
         self,
@@ -140,9 +136,9 @@ class StepPlan:
         spans: Iterable[Span] = (),
         slots: array[int] | None = None,
     ) -> None:
-        self.block_size = block_size
-        self.copies = copies
-        self.new_blocks = new_blocks
+        self._block_size = block_size
+        self._copies = copies
+        self._new_blocks = new_blocks
         self._spans = spans
         self._slots = slots
 
@@ -153,13 +149,23 @@ class StepPlan:
         )
 
     @property
+    def copies(self) -> tuple[BlockCopy, ...]:
+        """Complete them before the first write; no destination is another copy's source."""
+        return self._copies
+
+    @property
+    def new_blocks(self) -> Mapping[SequenceId, tuple[int, ...]]:
+        """The blocks each sequence gained, those that replace shared ones first."""
+        return self._new_blocks
+
+    @property
     def slot_mapping(self) -> array[int]:
         """One slot a scheduled token, int64, in the order of the batch.
 
         slot = block_id * block_size + offset. O(tokens), when first asked for.
         """
         if self._slots is None:
-            self._slots = _slots_of(self._spans, self.block_size)
+            self._slots = _slots_of(self._spans, self._block_size)
         return self._slots
 
 

@@ -15,6 +15,7 @@ import jinja2.sandbox
 import tokenizers
 
 from kvruntime.errors import CheckpointError, CheckpointNotFound, InvalidRequest
+from kvruntime.json_files import read_object
 
 __all__ = ["Tokenizer"]
 
@@ -55,7 +56,8 @@ class Tokenizer:
         # A saved tokenizer may carry the settings of its training; a prompt is never cut or filled.
         backend.no_truncation()
         backend.no_padding()
-        settings = _read_settings(folder / "tokenizer_config.json")
+        path = folder / "tokenizer_config.json"
+        settings = read_object(path) if path.is_file() else {}
         return cls(backend, settings, _read_chat_template(folder, settings))
 
     @property
@@ -131,18 +133,6 @@ class Tokenizer:
     def _token_id(self, name: str) -> int | None:
         token = self._special_tokens.get(name)
         return None if token is None else self._backend.token_to_id(token)
-
-
-def _read_settings(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not valid JSON ({error})") from error
-    if not isinstance(settings, dict):
-        raise CheckpointError(f"{path} must hold an object")
-    return settings
 
 
 def _read_chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:

@@ -4,7 +4,6 @@ Knows the layout of the folder, one file or shards with an index, and holds it a
 model needs before a byte of a weight is read. Knows nothing of the tokenizer beside them.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 
 from kvruntime.config import ModelConfig
 from kvruntime.errors import CheckpointError, CheckpointNotFound
+from kvruntime.json_files import read_object
 from kvruntime.models import tensor_shapes
 
 __all__ = ["check_shapes", "read_config", "read_tensors"]
@@ -34,7 +34,7 @@ def read_config(folder: Path) -> ModelConfig:
     generation = folder / "generation_config.json"
     try:
         return ModelConfig.from_huggingface(
-            _read_object(path), _read_object(generation) if generation.is_file() else None
+            read_object(path), read_object(generation) if generation.is_file() else None
         )
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
@@ -105,7 +105,7 @@ def _is_ignorable(name: str, config: ModelConfig) -> bool:
 def _files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        weight_map = _read_object(index).get("weight_map")
+        weight_map = read_object(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise CheckpointError(f"{index} must hold a weight_map")
         names = sorted({str(name) for name in weight_map.values()})
@@ -125,13 +125,3 @@ def _open(path: Path) -> Any:
         return safetensors.safe_open(path, framework="pt")
     except (safetensors.SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path} is not a whole safetensors file ({error})") from error
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not valid JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} must hold an object")
-    return value
