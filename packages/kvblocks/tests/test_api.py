@@ -5,6 +5,7 @@ import doctest
 import importlib
 import inspect
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +20,8 @@ MODULES = (
     "_version",
     "results",
     "errors",
+    "units",
+    "sizing",
     "hashing",
     "policies",
     "pool",
@@ -32,11 +35,21 @@ MODULES = (
     "decode",
     "manager",
     "__init__",
+    "cli.parser",
+    "cli.tables",
+    "cli.plan",
+    "cli",
+    "__main__",
 )
 
 
+def path_of(module: str) -> Path:
+    path = SOURCE.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
 def imports_of(module: str) -> set[str]:
-    tree = ast.parse((SOURCE / f"{module}.py").read_text("utf-8"))
+    tree = ast.parse(path_of(module).read_text("utf-8"))
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -44,10 +57,9 @@ def imports_of(module: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0
             assert node.module is not None
-            if node.module == "kvblocks":
-                names |= {f"kvblocks.{alias.name}" for alias in node.names}
-            else:
-                names.add(node.module)
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                names.add(name if name.removeprefix("kvblocks.") in MODULES else node.module)
     return names
 
 
@@ -61,7 +73,7 @@ def test_all_is_sorted_and_is_what_exists() -> None:
 
 
 def test_every_module_is_known() -> None:
-    assert {path.stem for path in SOURCE.glob("*.py")} == set(MODULES)
+    assert set(SOURCE.rglob("*.py")) == {path_of(module) for module in MODULES}
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -74,6 +86,14 @@ def test_only_the_standard_library_is_imported(module: str) -> None:
 def test_a_module_imports_only_what_stands_below_it(module: str) -> None:
     ours = {name for name in imports_of(module) if name.startswith("kvblocks.")}
     assert ours <= {f"kvblocks.{name}" for name in MODULES[: MODULES.index(module)]}
+
+
+def test_importing_the_package_does_not_import_the_command_line_and_the_planners() -> None:
+    code = "import sys, kvblocks; print(*(name for name in sys.modules if 'kvblocks.' in name))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported = {name.removeprefix("kvblocks.") for name in done.stdout.split()}
+    below = MODULES[: MODULES.index("__init__")]
+    assert imported == set(below) - {"units", "sizing"}
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -12,6 +12,8 @@
     ├── PinLimit             (MemoryError)     pins would hold more blocks than they may
     ├── InvalidStep          (ValueError)      a step number that was never begun
     ├── InvalidConfig        (ValueError)      a manager that cannot be
+    ├── InvalidSize          (ValueError)      a size, a length or a share outside its range
+    ├── NothingLeft          (ValueError)      a memory whose other uses leave no room for a pool
     └── InvariantViolation   (AssertionError)  `check()` found a fault of this package
 
 Each also is the builtin that fits, so callers may catch either. A call that raises one of them changes nothing,
@@ -77,6 +79,14 @@ class InvalidStep(KVBlocksError, ValueError):
 
 class InvalidConfig(KVBlocksError, ValueError):
     """A manager needs at least one block of at least one token."""
+
+
+class InvalidSize(KVBlocksError, ValueError):
+    """A size, a length or a share is a number in its range, written as one."""
+
+
+class NothingLeft(KVBlocksError, ValueError):
+    """A pool is what weights, workspace and reserve leave of a memory."""
 
 
 class InvariantViolation(KVBlocksError, AssertionError):
