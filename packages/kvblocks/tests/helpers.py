@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from kvblocks import BlockManager, SequenceId
+from kvblocks import Adapter, BlockManager, SequenceId
 
 
 def filled(
@@ -15,12 +15,13 @@ def filled(
     first_token: int = 0,
     *,
     salt: str | None = None,
+    adapter: Adapter | str | int | None = None,
 ) -> None:
     """Allocate, compute and commit a prompt: these tokens, or a number of distinct ones."""
     if isinstance(tokens, int):
         tokens = range(first_token, first_token + tokens)
     prompt = list(tokens)
-    manager.allocate(seq_id, prompt, salt=salt)
+    manager.allocate(seq_id, prompt, salt=salt, adapter=adapter)
     if todo := len(prompt) - manager.num_computed_tokens(seq_id):
         manager.append({seq_id: todo})
     manager.commit(seq_id, len(prompt))

@@ -1,16 +1,20 @@
 """The naive model of blocks: dicts and sets, looked through from one end to the other.
 
 A history is a number: the node of a tree that grows by one token at a time, so two positions hold
-the same KV exactly if their nodes are equal.
+the same KV exactly if their nodes are equal. Each namespace has a root of its own; a token behind which
+media begin is another token.
 """
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
-from kvblocks import Verdict, When
+from kvblocks import Adapter, Verdict, When
 
 GARBAGE = -1
+Namespace: TypeAlias = tuple[str | None, Adapter | str | None]  # salt, adapter
+Media: TypeAlias = dict[int, str]  # position -> what begins there
 
 
 class Histories:
@@ -19,30 +23,42 @@ class Histories:
     def __init__(self) -> None:
         self.children: dict[tuple[int, object], int] = {}
         self.hashes: dict[int, bytes] = {}
-        self.salts: dict[int, str | None] = {}
+        self.parents: dict[int, int] = {}
+        self.tokens: dict[int, object] = {}
+        self.namespaces: dict[int, Namespace] = {}
 
-    def root(self, salt: str | None) -> int:
-        root = self.step(-2, ("salt", salt))
-        self.salts[root] = salt
+    def root(self, namespace: Namespace) -> int:
+        root = self.step(-2, ("namespace", namespace))
+        self.namespaces[root] = namespace
         return root
 
     def step(self, node: int, token: object) -> int:
         child = self.children.setdefault((node, token), len(self.children))
-        self.salts.setdefault(child, self.salts.get(node))
+        self.parents[child], self.tokens[child] = node, token
+        if node in self.namespaces:
+            self.namespaces[child] = self.namespaces[node]
         return child
 
-    def walk(self, salt: str | None, tokens: list[int]) -> list[int]:
-        nodes = [self.root(salt)]
-        for token in tokens:
-            nodes.append(self.step(nodes[-1], token))
+    def walk(self, namespace: Namespace, tokens: list[int], media: Media) -> list[int]:
+        nodes = [self.root(namespace)]
+        for position, token in enumerate(tokens):
+            nodes.append(self.step(nodes[-1], (token, media.get(position))))
         return nodes[1:]
+
+    def last(self, node: int, n: int) -> list[int]:
+        """The last `n` nodes of a history."""
+        nodes = [node]
+        while len(nodes) < n:
+            nodes.append(self.parents[nodes[-1]])
+        return nodes[::-1]
 
 
 @dataclass
 class Seq:
     """What the engine knows of a sequence. `tokens` are true, `num_known` of them were told."""
 
-    salt: str | None
+    namespace: Namespace
+    media: Media
     tokens: list[int]
     nodes: list[int]
     table: list[int]
@@ -109,9 +125,9 @@ class NaiveBlocks:
         self.present: dict[tuple[int, int], int] = {}
         self.parent_of: dict[tuple[int, int], tuple[int, int]] = {}  # -> that of the block before
         self.records: dict[tuple[int, int], Record] = {}
-        self.generations: dict[str | None, int] = {}  # of salts that were reset, each another
+        self.generations: dict[Namespace, int] = {}  # of those that were reset, each another
         self.num_resets = 0
-        self.pins: dict[int, tuple[str | None, list[int]]] = {}  # salt and blocks
+        self.pins: dict[int, tuple[Namespace, list[int]]] = {}  # namespace and blocks
         self.fence: dict[int, int] = {}  # block -> newest step of a holder that gave it up
         self.given_up: dict[int, int] = {}  # block -> time
         self.time = 0
@@ -153,21 +169,21 @@ class NaiveBlocks:
         self.present = {k: b for k, b in self.present.items() if b in held or self.is_found(k)}
 
     def is_found(self, key: tuple[int, int]) -> bool:
-        return key[0] == self.generations.get(self.tree.salts[key[1]], 0)
+        return key[0] == self.generations.get(self.tree.namespaces[key[1]], 0)
 
-    def forget_naively(self, salts: tuple[str | None, ...]) -> tuple[int, int, int]:
-        """What of the content of these salts is free now, fenced and held."""
-        for name in [name for name, (salt, _) in self.pins.items() if salt in salts]:
+    def forget_naively(self, namespaces: list[Namespace]) -> tuple[int, int, int]:
+        """What of the content of these namespaces is free now, fenced and held."""
+        for name in [name for name, (space, _) in self.pins.items() if space in namespaces]:
             self.unpin_naively(name)
         forgotten = {
             block
             for key, block in self.present.items()
-            if self.is_found(key) and self.tree.salts[key[1]] in salts
+            if self.is_found(key) and self.tree.namespaces[key[1]] in namespaces
         }
         states = self.states()
-        for salt in salts:
+        for namespace in namespaces:
             self.num_resets += 1
-            self.generations[salt] = self.num_resets
+            self.generations[namespace] = self.num_resets
         self.drop_forgotten()
         held, fenced = len(forgotten & states["held"]), len(forgotten & states["fenced"])
         return len(forgotten) - held - fenced, fenced, held
@@ -186,7 +202,8 @@ class NaiveBlocks:
     def publish_naively(self, seq: Seq, i: int) -> None:
         """Block `i` of a sequence is full: others find it, unless its content was there already."""
         node, own = (seq.generation, seq.nodes[(i + 1) * self.size - 1]), seq.table[i]
-        parent = (seq.generation, seq.nodes[i * self.size - 1] if i else self.tree.root(seq.salt))
+        before_it = seq.nodes[i * self.size - 1] if i else self.tree.root(seq.namespace)
+        parent = (seq.generation, before_it)
         if node in self.present:
             record, seq.table[i] = self.records[node], self.present[node]
             record.priority = max(record.priority, seq.priority)
@@ -199,7 +216,14 @@ class NaiveBlocks:
         is_followed = any(self.parent_of[other] == parent for other in self.present)
         is_followed |= any(blocks[-1] == before for _, blocks in self.pins.values())
         is_in_flight = self.fence.get(before, 0) > self.completed
-        if i and self.num_holders(before) == 1 and not is_followed and not is_in_flight:
+        has_media = any(position // self.size == i for position in seq.media)
+        if (
+            i
+            and not has_media
+            and self.num_holders(before) == 1
+            and not is_followed
+            and not is_in_flight
+        ):
             record = replace(self.records[parent])  # it joins what it follows
         self.present[node], self.parent_of[node], self.records[node] = own, parent, record
 
@@ -221,14 +245,36 @@ class NaiveBlocks:
             record.num_hits += 1
             record.priority = max(record.priority, seq.priority)
 
-    def match_naively(self, salt: str | None, nodes: list[int]) -> list[int]:
-        generation = self.generations.get(salt, 0)
+    def match_naively(self, namespace: Namespace, nodes: list[int]) -> list[int]:
+        generation = self.generations.get(namespace, 0)
         found: list[int] = []
         for end in range(self.size, len(nodes), self.size):
             if (generation, nodes[end - 1]) not in self.present:
                 break
             found.append(self.present[generation, nodes[end - 1]])
         return found
+
+    def match_in_part(
+        self, namespace: Namespace, nodes: list[int], num_full: int
+    ) -> tuple[set[int], int]:
+        """The blocks after the full ones that go on longest as these nodes do, and how long."""
+        generation = self.generations.get(namespace, 0)
+        start = num_full * self.size
+        parent = (generation, nodes[start - 1] if start else self.tree.root(namespace))
+        prompt = nodes[start : min(start + self.size, len(nodes) - 1)]
+        lengths: dict[int, int] = {}
+        for key, block in self.present.items():
+            if self.parent_of[key] == parent:
+                theirs = self.tree.last(key[1], self.size)
+                if self.media_of(theirs) == self.media_of(nodes[start : start + self.size]):
+                    lengths[block] = len(set(theirs) & set(prompt))
+        most = max(lengths.values(), default=0)
+        return {b for b, n in lengths.items() if n == most > 0}, most
+
+    def media_of(self, nodes: list[int]) -> list[tuple[int, object]]:
+        """What begins in these positions, which are those of one block."""
+        pairs = [(i, self.tree.tokens[node]) for i, node in enumerate(nodes)]
+        return [(i, pair[1]) for i, pair in pairs if isinstance(pair, tuple) and pair[1]]
 
     def num_with_pins(self, num_blocks: int, table: list[int]) -> int:
         """Blocks of a table that has so many, and all that are pinned."""

@@ -7,11 +7,14 @@ one, and what each slot of the device holds with what must be there.
 
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from kvblocks import (
     ALL_SALTS,
+    Adapter,
+    BlockCopy,
     BlockManager,
     InvalidLength,
     InvalidTokens,
@@ -23,22 +26,35 @@ from kvblocks import (
 )
 
 from .helpers import interrupted
-from .naive_blocks import Launch, NaiveBlocks, Seq
+from .naive_blocks import Launch, Media, NaiveBlocks, Namespace, Seq
 
-SALTS = (None, "", "x")
+NAMESPACES: list[Namespace] = [
+    *((None, None), ("", None), ("x", None)),
+    *(("x", "x"), (None, "x"), (None, Adapter("x", generation=1))),
+]
 
 
 class Engine(NaiveBlocks):
     """A manager, the engine that uses it, its device, and what must be true."""
 
     def __init__(
-        self, seed: int, num_blocks: int, block_size: int, *, caching: bool, policy: str = "lru"
+        self,
+        seed: int,
+        num_blocks: int,
+        block_size: int,
+        *,
+        caching: bool,
+        partial: bool = False,
+        policy: str = "lru",
     ) -> None:
         super().__init__(num_blocks, block_size, policy)
         self.rng = random.Random(seed)  # noqa: S311 -- replayable, not secret
-        self.caching = caching
-        self.manager = BlockManager(num_blocks, block_size, prefix_caching=caching, policy=policy)
+        self.caching, self.partial = caching, partial
+        self.manager = BlockManager(
+            num_blocks, block_size, prefix_caching=caching, partial_reuse=partial, policy=policy
+        )
         self.names = 0
+        self.num_partial_hits = 0
         self.launches: dict[int, Launch] = {}
 
     # ── the device ───────────────────────────────────────────────────────────────────────────
@@ -73,43 +89,124 @@ class Engine(NaiveBlocks):
     def some_tokens(self, most: int) -> list[int]:
         return [self.rng.randrange(2) for _ in range(self.rng.randint(1, most))]
 
-    def some_prompt(self) -> tuple[str | None, list[int]]:
+    def some_prompt(self) -> tuple[Namespace, list[int], Media]:
         """A prompt that often continues, cuts or repeats one that is there."""
         known = [*self.seqs.values(), *self.past]
         if known and self.often():
             seq = self.rng.choice(known)
-            salt = seq.salt if self.often() else self.rng.choice(SALTS)
+            namespace = seq.namespace if self.often() else self.rng.choice(NAMESPACES)
             cut = self.rng.randint(0, len(seq.tokens))
-            return salt, seq.tokens[:cut] + self.some_tokens(self.size + 1)
-        return self.rng.choice(SALTS), self.some_tokens(3 * self.size + 2)
+            tokens = seq.tokens[:cut] + self.some_tokens(self.size + 1)
+            media = {position: name for position, name in seq.media.items() if position < cut}
+        else:
+            namespace, tokens, media = (
+                self.rng.choice(NAMESPACES),
+                self.some_tokens(3 * self.size + 2),
+                {},
+            )
+        if self.rng.random() < 0.2:
+            media[self.rng.randrange(len(tokens))] = self.rng.choice("ab")
+        return namespace, tokens, media
 
     def allocate(self) -> None:
-        salt, tokens = self.some_prompt()
-        nodes = self.tree.walk(salt, tokens)
-        hits = self.match_naively(salt, nodes) if self.caching else []
-        total = self.num_blocks_for(len(tokens))
-        verdict = self.judge(total - len(hits), self.num_with_pins(total, hits), hits)
-        match = self.manager.match(tokens, salt=salt)
+        namespace, tokens, media = self.some_prompt()
+        nodes = self.tree.walk(namespace, tokens, media)
+        hits = self.match_naively(namespace, nodes) if self.caching else []
+        sources: set[int] = set()
+        num_partial = 0
+        if self.partial:
+            sources, num_partial = self.match_in_part(namespace, nodes, len(hits))
+        lookahead = self.rng.choice((0, 0, 0, self.rng.randint(0, self.size)))
+        total = self.num_blocks_for(len(tokens) + lookahead)
+        needs = (total - len(hits), self.num_with_pins(total, hits))
+
+        kwargs: dict[str, Any] = {"salt": namespace[0], "adapter": namespace[1]}
+        if media or self.often():
+            kwargs["media"] = list(media.items())
+        match = self.manager.match(tokens, **kwargs)
         assert (list(match.block_ids), match.num_tokens) == (hits, len(hits) * self.size)
-        assert match.num_tokens < len(tokens)
-        assert self.manager.can_allocate(tokens, salt=salt) == verdict
+        assert match.num_partial_tokens == num_partial
+        assert match.num_tokens + num_partial < len(tokens)
+        kwargs["num_lookahead_tokens"] = lookahead
+        verdict = self.manager.can_allocate(tokens, **kwargs)
+        # Which of several sources is copied is free to choose.
+        with_source = [self.judge(*needs, [*hits, source]) for source in sources]
+        copies_at_once = [each for each in with_source if each.is_now]
+        assert verdict in (copies_at_once or [self.judge(*needs, hits)]) or (
+            len(sources) > 1 and verdict == self.judge(*needs, hits)
+        )
         self.names += 1
         name = self.names
         if not verdict.is_now:
-            self.expect_refusal(lambda: self.manager.allocate(name, tokens, salt=salt), verdict)
+            self.expect_refusal(lambda: self.manager.allocate(name, tokens, **kwargs), verdict)
             return
         priority = self.rng.randint(-1, 1)
-        allocation = self.manager.allocate(name, iter(tokens), salt=salt, priority=priority)
-        table, cached = list(allocation.block_ids), len(hits) * self.size
+        answer = self.manager.allocate(name, iter(tokens), priority=priority, **kwargs)
+        table, cached = list(answer.block_ids), len(hits) * self.size
         assert table[: len(hits)] == hits
-        assert allocation.num_new_blocks == total - len(hits) == len(table) - len(hits)
-        assert allocation.num_cached_tokens == cached
-        seq = Seq(salt, tokens, nodes, table[: len(hits)], len(tokens), cached, cached, priority)
-        seq.generation = self.generations.get(salt, 0)
+        assert answer.num_new_blocks == total - len(hits) == len(table) - len(hits)
+        num_copied = sum(copy.num_tokens for copy in answer.copies)
+        assert answer.num_cached_tokens == cached + num_copied
+        seq = Seq(
+            namespace,
+            media,
+            tokens,
+            nodes,
+            table[: len(hits)],
+            len(tokens),
+            cached + num_copied,
+            cached,
+            priority,
+        )
+        seq.generation = self.generations.get(namespace, 0)
         self.use(seq)
         self.seqs[name] = seq
+        source = self.hold_source(seq, answer.copies, sources, num_partial, table[len(hits) :])
         self.expect_handed_out(table[len(hits) :])
         seq.table = table
+        self.copy_in_part(seq, answer.copies, source)
+
+    def hold_source(
+        self,
+        seq: Seq,
+        copies: tuple[BlockCopy, ...],
+        sources: set[int],
+        num_partial: int,
+        new: list[int],
+    ) -> Seq | None:
+        """While blocks are taken, the source of a copy is nobody's to evict."""
+        if not copies:
+            return None
+        self.num_partial_hits += 1
+        ((source, destination, num_tokens),) = copies
+        assert source in sources
+        assert (destination, num_tokens) == (new[0], num_partial)
+        holder = Seq(seq.namespace, {}, [], [], [source], 0, 0, 0)
+        self.seqs[-1] = holder
+        return holder
+
+    def copy_in_part(self, seq: Seq, copies: tuple[BlockCopy, ...], holder: Seq | None) -> None:
+        if holder is None:
+            return
+        del self.seqs[-1]
+        open_step = self.step if self.is_open else 0
+        self.give_up(self.path_to(holder.table[0]), open_step)
+        launch = self.launches[self.step] if self.is_open else Launch()
+        launch.copies += [(source, to, n) for source, to, n in copies]
+        if self.is_open:
+            seq.last_step = self.step
+            seq.flights.append([self.step, seq.committed, seq.committed])
+        else:
+            self.run(launch)
+
+    def path_to(self, block: int) -> list[int]:
+        """A block and all before it that nobody else holds now, its end first."""
+        key = next(key for key, b in self.present.items() if b == block)
+        path = []
+        while key in self.present:
+            path.append(self.present[key])
+            key = self.parent_of[key]
+        return path
 
     def some_lengths(self) -> dict[int, int]:
         names = self.rng.sample(list(self.seqs), self.rng.randint(1, len(self.seqs)))
@@ -123,8 +220,8 @@ class Engine(NaiveBlocks):
             seq = self.seqs[name]
             while len(seq.tokens) < seq.computed + n:
                 seq.tokens.append(self.rng.randrange(2))
-                end = seq.nodes[-1] if seq.nodes else self.tree.root(seq.salt)
-                seq.nodes.append(self.tree.step(end, seq.tokens[-1]))
+                end = seq.nodes[-1] if seq.nodes else self.tree.root(seq.namespace)
+                seq.nodes.append(self.tree.step(end, (seq.tokens[-1], None)))
             ids = seq.tokens[seq.computed : seq.computed + n]
             batch[name] = n if seq.computed > seq.num_known or self.rng.random() < 0.5 else ids
         return batch
@@ -216,10 +313,13 @@ class Engine(NaiveBlocks):
         if seq.num_known < seq.computed and not self.often():
             stop = self.rng.randint(max(n, seq.num_known), seq.computed)
         late = seq.tokens[seq.num_known : stop]
-        self.manager.commit(name, n, iter(late))
+        before = list(seq.table)
+        merges = self.manager.commit(name, n, iter(late))
         if self.caching:
             for i in range(seq.committed // self.size, n // self.size):
                 self.publish_naively(seq, i)
+        changed = [(i, b, seq.table[i]) for i, b in enumerate(before) if b != seq.table[i]]
+        assert [tuple(merge) for merge in merges] == changed
         seq.num_known += len(late)
         seq.committed = n
 
@@ -232,6 +332,7 @@ class Engine(NaiveBlocks):
         del seq.table[keep:], seq.tokens[n:], seq.nodes[n:]
         self.give_up(surplus[::-1], seq.last_step)
         seq.num_known, seq.computed = min(seq.num_known, n), n
+        seq.media = {position: name for position, name in seq.media.items() if position < n}
         for flight in seq.flights:
             flight[1] = min(flight[1], n)
         if self.is_open:  # the step is still being planned: it writes less now
@@ -250,7 +351,8 @@ class Engine(NaiveBlocks):
             return
         self.manager.fork(name, child)
         self.seqs[child] = Seq(
-            seq.salt,
+            seq.namespace,
+            seq.media,
             seq.tokens[: seq.num_known],
             seq.nodes[: seq.num_known],
             list(seq.table),
@@ -271,9 +373,9 @@ class Engine(NaiveBlocks):
         self.give_up(seq.table[::-1], seq.last_step)
 
     def reset(self) -> None:
-        salts = self.rng.choice((SALTS, *((salt,) for salt in SALTS)))
-        salt = ALL_SALTS if salts is SALTS else salts[0]
-        assert self.manager.reset_prefix_cache(salt=salt) == self.forget_naively(salts)
+        salt = self.rng.choice((ALL_SALTS, None, "", "x"))
+        namespaces = [each for each in NAMESPACES if salt in {ALL_SALTS, each[0]}]
+        assert self.manager.reset_prefix_cache(salt=salt) == self.forget_naively(namespaces)
 
     def begin(self) -> None:
         if self.step - self.completed == 3:

@@ -1,6 +1,6 @@
 """An engine that pins prefixes now and then, on top of the naive one."""
 
-from kvblocks import InvalidPin, PinLimit
+from kvblocks import InvalidPin, Media, PinLimit
 
 from .naive_engine import Engine
 
@@ -15,23 +15,26 @@ class PinningEngine(Engine):
         assert self.manager.stats().num_pinned_blocks == len(self.pinned)
 
     def pin(self) -> None:
-        salt, tokens = self.some_prompt()
+        namespace, tokens, media = self.some_prompt()
+        salt, adapter = namespace
         num_full = len(tokens) // self.size
-        nodes = self.tree.walk(salt, tokens[: num_full * self.size])
-        hits = self.match_naively(salt, [*nodes, -1])
+        nodes = self.tree.walk(namespace, tokens[: num_full * self.size], media)
+        hits = self.match_naively(namespace, [*nodes, -1])
+        where = [Media(*item) for item in media.items()]
         self.names += 1
         name = self.names
 
         def call() -> object:
-            return self.manager.pin(name, tokens, salt=salt)
+            return self.manager.pin(name, tokens, salt=salt, adapter=adapter, media=where)
 
         if len(hits) < num_full or not hits:
             self.refuse(call, InvalidPin)
         elif len(self.pinned | set(hits)) > self.n // 2:
             self.refuse(call, PinLimit)
         else:
-            assert self.manager.pin(name, tokens, salt=salt).block_ids == tuple(hits)
-            self.pins[name] = salt, hits
+            match = self.manager.pin(name, tokens, salt=salt, adapter=adapter, media=where)
+            assert match.block_ids == tuple(hits)
+            self.pins[name] = namespace, hits
 
     def unpin(self) -> None:
         if not self.pins:

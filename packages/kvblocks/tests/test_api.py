@@ -31,6 +31,7 @@ MODULES = (
     "sequence",
     "ledger",
     "append",
+    "prompts",
     "checks",
     "decode",
     "manager",

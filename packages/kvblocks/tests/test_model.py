@@ -30,6 +30,17 @@ def test_every_policy_evicts_what_it_should(
 
 
 @pytest.mark.parametrize("num_blocks", [3, 7, 20])
+@pytest.mark.parametrize("block_size", [2, 4, 16])
+@pytest.mark.parametrize("seed", [1])
+def test_what_is_copied_of_a_block_is_what_the_prompt_begins_with(
+    seed: int, block_size: int, num_blocks: int
+) -> None:
+    engine = Engine(seed, num_blocks, block_size, caching=True, partial=True)
+    operate(engine, 3000, f"{seed=} {block_size=} {num_blocks=} partial")
+    assert engine.num_partial_hits
+
+
+@pytest.mark.parametrize("num_blocks", [3, 7, 20])
 @pytest.mark.parametrize("block_size", [1, 4])
 @pytest.mark.parametrize("seed", [1])
 def test_what_is_pinned_stays(seed: int, block_size: int, num_blocks: int) -> None:

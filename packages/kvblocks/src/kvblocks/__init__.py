@@ -9,6 +9,7 @@ from kvblocks.errors import (
     InvalidBatch,
     InvalidConfig,
     InvalidLength,
+    InvalidNamespace,
     InvalidPin,
     InvalidStep,
     InvalidTokens,
@@ -20,13 +21,14 @@ from kvblocks.errors import (
     UnknownBlock,
     UnknownSequence,
 )
-from kvblocks.hashing import chain_hashes, namespace_root
+from kvblocks.hashing import Adapter, Media, chain_hashes, media_keys, namespace_root
 from kvblocks.manager import BlockManager
 from kvblocks.results import (
     ALL_SALTS,
     Allocation,
     AllSalts,
     BlockCopy,
+    BlockMerge,
     Forgotten,
     Match,
     PinName,
@@ -40,21 +42,25 @@ from kvblocks.results import (
 
 __all__ = [
     "ALL_SALTS",
+    "Adapter",
     "AllSalts",
     "Allocation",
     "BlockCopy",
     "BlockManager",
+    "BlockMerge",
     "DecodeBatch",
     "Forgotten",
     "InvalidBatch",
     "InvalidConfig",
     "InvalidLength",
+    "InvalidNamespace",
     "InvalidPin",
     "InvalidStep",
     "InvalidTokens",
     "InvariantViolation",
     "KVBlocksError",
     "Match",
+    "Media",
     "OutOfBlocks",
     "PinLimit",
     "PinName",
@@ -69,5 +75,6 @@ __all__ = [
     "When",
     "__version__",
     "chain_hashes",
+    "media_keys",
     "namespace_root",
 ]

@@ -18,7 +18,7 @@ from operator import attrgetter
 from kvblocks.errors import InvalidBatch, InvalidLength, InvalidTokens
 from kvblocks.hashing import pack_tokens
 from kvblocks.ledger import Ledger
-from kvblocks.results import BlockCopy, SequenceId, StepPlan, Verdict
+from kvblocks.results import BlockCopy, BlockMerge, SequenceId, StepPlan, Verdict
 from kvblocks.sequence import Sequence
 
 
@@ -51,11 +51,12 @@ class DecodeBatch:
     >>> manager = BlockManager(num_blocks=8, block_size=4)
     >>> for name in "ab":
     ...     _ = manager.allocate(name, [1, 2, 3]), manager.append({name: 3})
-    ...     manager.commit(name, 3)
+    ...     _ = manager.commit(name, 3)
     >>> batch = manager.decode_batch("ab")
     >>> batch.append().slot_mapping.tolist()
     [3, 7]
     >>> batch.commit([10, 11])
+    {}
     >>> batch.append().new_blocks
     {'a': (2,), 'b': (3,)}
     """
@@ -168,10 +169,11 @@ class DecodeBatch:
         self._num_appended += 1
         return StepPlan(size, copies=tuple(copies), new_blocks=gained, slots=slots)
 
-    def commit(self, token_ids: Iterable[int] = ()) -> None:
+    def commit(self, token_ids: Iterable[int] = ()) -> dict[SequenceId, tuple[BlockMerge, ...]]:
         """Declare the oldest step that is not committed as written, with the token of each row.
 
-        Rows that have left the batch since then are passed over. O(rows), and what `commit` costs
+        Rows that have left the batch since then are passed over. The answer says which blocks were
+        exchanged in whose table, as `BlockManager.commit` does. O(rows), and what `commit` costs
         for rows whose block became full; without a prefix cache ids are not kept, and it is O(1)
         without them. `InvalidTokens`; `InvalidLength` if no step waits.
         """
@@ -191,16 +193,20 @@ class DecodeBatch:
                 if changed and self._row_of.get(row.sequence) is not row:
                     continue
                 row.token_ids.append(token)
-            self._publish_full_blocks()
+            return self._publish_full_blocks()
+        return {}
 
-    def _publish_full_blocks(self) -> None:
+    def _publish_full_blocks(self) -> dict[SequenceId, tuple[BlockMerge, ...]]:
         """Publish the blocks that the step just committed has filled."""
         size = self._ledger.block_size
+        merges: dict[SequenceId, tuple[BlockMerge, ...]] = {}
         for row in sorted(self._by_phase[self._num_committed % size], key=_ROW_ORDER):
             sequence, num_tokens = row.sequence, self._num_committed - row.joined_at
             if num_tokens > 0:
                 sequence.num_committed = row.base + num_tokens
-                self._ledger.publish(sequence)
+                if merged := self._ledger.publish(sequence):
+                    merges[row.seq_id] = merged
+        return merges
 
     def settle(self, sequence: Sequence) -> None:
         """Bring the lengths of one of the rows up to date. O(1)."""

@@ -6,6 +6,7 @@
     ├── UnknownBlock         (IndexError)      a block id outside the pool
     ├── SequenceExists       (ValueError)      a sequence has this id already
     ├── InvalidTokens        (ValueError)      token ids that are no ids, or that contradict known ones
+    ├── InvalidNamespace     (ValueError)      a salt or an adapter that is none
     ├── InvalidLength        (ValueError)      a number of tokens outside its range
     ├── InvalidBatch         (ValueError)      a sequence that cannot join or leave a batch
     ├── InvalidPin           (ValueError)      a prefix that cannot be pinned, or a name that pins none
@@ -55,6 +56,10 @@ class SequenceExists(KVBlocksError, ValueError):
 
 class InvalidTokens(KVBlocksError, ValueError):
     """Token ids must be integers in [0, 2**32), and must agree with the ids already known."""
+
+
+class InvalidNamespace(KVBlocksError, ValueError):
+    """A salt is a string; an adapter is a name or a number, with a generation or without."""
 
 
 class InvalidLength(KVBlocksError, ValueError):

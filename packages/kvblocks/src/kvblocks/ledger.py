@@ -11,12 +11,23 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from kvblocks.errors import OutOfBlocks, UnknownSequence
+from kvblocks.errors import OutOfBlocks, SequenceExists, UnknownSequence
+from kvblocks.hashing import TOKEN_BYTES
 from kvblocks.pins import Pins
 from kvblocks.policies import Policy
 from kvblocks.pool import BlockPool
-from kvblocks.results import BlockCopy, Forgotten, PinName, SequenceId, Stats, Usage, Verdict, When
-from kvblocks.runs import Found
+from kvblocks.results import (
+    BlockCopy,
+    BlockMerge,
+    Forgotten,
+    PinName,
+    SequenceId,
+    Stats,
+    Usage,
+    Verdict,
+    When,
+)
+from kvblocks.runs import Found, cut_stretches
 from kvblocks.sequence import Sequence
 from kvblocks.tree import RunTree
 
@@ -30,12 +41,14 @@ class Ledger:
         block_size: int,
         *,
         prefix_caching: bool,
+        partial_reuse: bool,
         policy: Policy,
         max_pinned: int,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_caching = prefix_caching
+        self.partial_reuse = partial_reuse
         self.pool = BlockPool(num_blocks)
         self.runs = RunTree(self.pool, block_size, policy)
         self.pins = Pins(self.runs, max_pinned)
@@ -64,6 +77,11 @@ class Ledger:
         if sequence.batch is not None:
             sequence.batch.settle(sequence)
         return sequence
+
+    def require_new(self, seq_id: SequenceId) -> None:
+        """Refuse an id that is taken. `SequenceExists`."""
+        if seq_id in self.sequences:
+            raise SequenceExists(f"a sequence {seq_id!r} exists already; free it first")
 
     def leave_batch(self, sequence: Sequence) -> None:
         """Take a sequence that is about to change by itself out of its batch, if it is in one."""
@@ -140,34 +158,46 @@ class Ledger:
         self.count["copies"] += len(copies)
         return copies
 
-    def publish(self, sequence: Sequence) -> None:
+    def publish(self, sequence: Sequence) -> tuple[BlockMerge, ...]:
         """Make blocks findable that became full; exchange those whose content is here already."""
         num_full = sequence.num_committed // self.block_size
         start = sequence.num_run_blocks
         num_tokens = num_full * self.block_size - sequence.first_id
         tokens = sequence.token_ids[:num_tokens].tobytes()
-        own = sequence.block_table[start:num_full]
-        published = self.runs.publish(sequence.run, sequence.root, tokens, own, sequence.priority)
-        if published.blocks:
-            surplus = own[: len(published.blocks)]
-            sequence.block_table[start : start + len(surplus)] = published.blocks
-            self.pool.give_back(surplus, sequence.last_step)
-            self.count["merged_blocks"] += len(surplus)
-        sequence.run, sequence.num_run_blocks = published.run, num_full
+        width = self.block_size * TOKEN_BYTES
+        merges: list[BlockMerge] = []
+        for stretch in cut_stretches(tokens, start, sequence.keys, width):
+            stop = sequence.num_run_blocks + len(stretch.tokens) // width
+            blocks = sequence.block_table[sequence.num_run_blocks : stop]
+            published = self.runs.publish(sequence.run, stretch, blocks, sequence.priority)
+            if published.blocks:
+                merges += self._merge(sequence, published.blocks)
+            sequence.run, sequence.num_run_blocks = published.run, stop
         del sequence.token_ids[:num_tokens]
         sequence.first_id += num_tokens
+        return tuple(merges)
 
-    def pin(self, name: PinName, root: bytes, found: Found, num_full: int) -> None:
+    def _merge(self, sequence: Sequence, adopted: array[int]) -> list[BlockMerge]:
+        """Exchange the first unpublished blocks of a sequence for those of equal content."""
+        start = sequence.num_run_blocks
+        stop = start + len(adopted)
+        given_up = sequence.block_table[start:stop]
+        sequence.block_table[start:stop] = adopted
+        self.pool.give_back(given_up, sequence.last_step)
+        self.count["merged_blocks"] += len(adopted)
+        return list(map(BlockMerge, range(start, stop), given_up, adopted))
+
+    def pin(self, name: PinName, key: bytes, found: Found, num_full: int) -> None:
         """Hold what was found under a name; see `Pins.pin`."""
-        self.pins.pin(name, root, found, num_full)
+        self.pins.pin(name, key, found, num_full)
         self.peak_held = max(self.peak_held, self.num_held)
 
-    def forget(self, root: bytes | None) -> Forgotten:
-        """Forget the content of a namespace, or of all, and what its sequences will publish yet."""
-        self.pins.forget(root)
-        apart, forgotten = self.runs.forget(root)
+    def forget(self, key: bytes) -> Forgotten:
+        """Forget the content of the namespaces whose keys begin so, and what of it is on its way."""
+        self.pins.forget(key)
+        apart, forgotten = self.runs.forget(key)
         for sequence in self.sequences.values():
-            if sequence.run is self.runs.root and root in {None, sequence.root}:
+            if sequence.run is self.runs.root and sequence.namespace.key.startswith(key):
                 sequence.run = apart
                 self.runs.move_holder(apart)
         return forgotten

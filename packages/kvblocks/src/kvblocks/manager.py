@@ -20,28 +20,41 @@ import operator
 from array import array
 from collections import Counter
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from kvblocks.append import append, judge_append, plan_writes
 from kvblocks.checks import check
 from kvblocks.decode import DecodeBatch
-from kvblocks.errors import (
-    InvalidBatch,
-    InvalidConfig,
-    InvalidLength,
-    InvalidTokens,
-    SequenceExists,
-    UnknownBlock,
+from kvblocks.errors import InvalidBatch, InvalidConfig, InvalidLength, UnknownBlock
+from kvblocks.hashing import (
+    Adapter,
+    Digest,
+    Media,
+    chain_hashes,
+    keys_of,
+    make_namespace,
+    media_keys,
+    pack_tokens,
+    read_media,
+    salt_key,
+    sha256_digest,
+    split_blocks,
 )
-from kvblocks.hashing import chain_hashes, namespace_root, pack_tokens, split_blocks
 from kvblocks.ledger import Ledger
 from kvblocks.pins import max_pinned_blocks
 from kvblocks.policies import make_policy
+from kvblocks.prompts import (
+    allocate,
+    find_prefix,
+    judge_allocation,
+    read_lookahead,
+    read_prompt,
+)
 from kvblocks.results import (
     ALL_SALTS,
     Allocation,
     AllSalts,
     Batch,
+    BlockMerge,
     Forgotten,
     Match,
     PinName,
@@ -51,15 +64,6 @@ from kvblocks.results import (
     Usage,
     Verdict,
 )
-from kvblocks.runs import Found
-from kvblocks.sequence import Sequence
-
-
-class _Prompt(NamedTuple):
-    num_tokens: int
-    tokens: array[int]  # none where only their number is known
-    root: bytes
-    found: Found
 
 
 class BlockManager:
@@ -74,6 +78,7 @@ class BlockManager:
     >>> manager.append({"a": 6}).slot_mapping.tolist()
     [0, 1, 2, 3, 4, 5]
     >>> manager.commit("a", 6)
+    ()
     >>> manager.fork("a", "b")
     >>> manager.append({"a": [7], "b": [8]}).copies
     (BlockCopy(source=1, destination=2, num_tokens=2),)
@@ -85,38 +90,66 @@ class BlockManager:
         block_size: int = 16,
         *,
         prefix_caching: bool = True,
+        partial_reuse: bool = False,
         policy: str = "lru",
         pin_limit: float = 0.5,
+        digest: Digest = sha256_digest,
     ) -> None:
         self.num_blocks = operator.index(num_blocks)
         self.block_size = operator.index(block_size)
         self.prefix_caching = prefix_caching
+        self.partial_reuse = partial_reuse
         if self.num_blocks < 1:
             raise InvalidConfig(f"num_blocks must be at least 1, got {num_blocks}")
         if self.block_size < 1:
             raise InvalidConfig(f"block_size must be at least 1, got {block_size}")
+        if partial_reuse and not prefix_caching:
+            raise InvalidConfig("partial_reuse needs prefix_caching")
         self.policy = policy
+        self._digest = digest
         self._ledger = Ledger(
             self.num_blocks,
             self.block_size,
             prefix_caching=self.prefix_caching,
+            partial_reuse=self.partial_reuse,
             policy=make_policy(policy),
             max_pinned=max_pinned_blocks(pin_limit, self.num_blocks),
         )
 
     # ── what is there ────────────────────────────────────────────────────────────────────────
 
-    def match(self, tokens: Iterable[int], *, salt: str | None = None) -> Match:
+    def match(
+        self,
+        tokens: Iterable[int],
+        *,
+        salt: str | None = None,
+        adapter: Adapter | str | int | None = None,
+        media: Iterable[Media] = (),
+    ) -> Match:
         """The longest cached prefix of a prompt, in full blocks; at least one token is left over.
 
-        A pure query. O(len(tokens) + blocks matched). `InvalidTokens` for what is no token id.
+        Only content of the same namespace is found: that of the `salt` and the `adapter`, behind the
+        same `media`. A pure query. O(len(tokens) + blocks matched). `InvalidTokens` for what is no
+        token id, `InvalidNamespace`.
         """
-        blocks = self._read_prompt(tokens, salt).found.blocks
-        return Match(len(blocks) * self.block_size, blocks)
+        prompt = read_prompt(self._ledger, tokens, salt, adapter, media)
+        blocks, partial = prompt.found.blocks, prompt.partial
+        num_tokens = len(blocks) * self.block_size
+        return Match(num_tokens, blocks, partial.num_tokens if partial else 0)
 
-    def can_allocate(self, tokens: Iterable[int] | int, *, salt: str | None = None) -> Verdict:
+    def can_allocate(
+        self,
+        tokens: Iterable[int] | int,
+        *,
+        salt: str | None = None,
+        adapter: Adapter | str | int | None = None,
+        media: Iterable[Media] = (),
+        num_lookahead_tokens: int = 0,
+    ) -> Verdict:
         """Whether `allocate` would succeed. A pure query at the cost of `match`."""
-        return self._judge_allocation(self._read_prompt(tokens, salt))
+        lookahead = read_lookahead(num_lookahead_tokens)
+        prompt = read_prompt(self._ledger, tokens, salt, adapter, media)
+        return judge_allocation(self._ledger, prompt, lookahead)[0]
 
     def can_append(self, batch: Batch) -> Verdict:
         """Whether `append` would succeed. A pure query; raises what `append` would for bad input."""
@@ -151,7 +184,9 @@ class BlockManager:
         sequence = self._ledger.get(seq_id)
         num_full = sequence.num_committed // self.block_size if sequence.keeps_ids else 0
         tokens = self._ledger.runs.path_tokens(sequence.run) + sequence.token_ids.tobytes()
-        return tuple(chain_hashes(sequence.root, split_blocks(tokens, self.block_size, num_full)))
+        blocks = split_blocks(tokens, self.block_size, num_full)
+        media = media_keys(sequence.media, self.block_size)
+        return tuple(chain_hashes(sequence.namespace.root, blocks, media, self._digest))
 
     def usage(self) -> Usage:
         """What the held blocks hold, shared blocks counted once. O(blocks in all tables)."""
@@ -169,42 +204,26 @@ class BlockManager:
         tokens: Iterable[int] | int,
         *,
         salt: str | None = None,
+        adapter: Adapter | str | int | None = None,
+        media: Iterable[Media] = (),
         priority: int = 0,
+        num_lookahead_tokens: int = 0,
     ) -> Allocation:
         """Take blocks for a whole prompt, cached ones by reference; committed = computed = cached.
 
-        Without a prefix cache token ids are not kept, and their number is enough. What this sequence holds and computes
-        is cached with its `priority`, or a higher one that it has: the policy "priority" evicts the
-        lowest first. O(len(tokens) + blocks). `SequenceExists`, `InvalidTokens`, `OutOfBlocks`.
+        What it may share is said by `match`. With `partial_reuse`, cached positions of a block that
+        differs later are copied: these are computed, and committed when you say so. Blocks are taken
+        for `num_lookahead_tokens` beyond the prompt as well.
+
+        Without a prefix cache token ids are not kept, and their number is enough. What this sequence
+        holds and computes is cached with its `priority`, or a higher one that it has: the policy
+        "priority" evicts the lowest first. O(len(tokens) + blocks). `SequenceExists`,
+        `InvalidTokens`, `InvalidNamespace`, `InvalidLength`, `OutOfBlocks`.
         """
         priority = operator.index(priority)
-        prompt = self._read_prompt(tokens, salt)
-        self._require_new(seq_id)
-        self._ledger.serve(self._judge_allocation(prompt))
-
-        num_tokens, found = prompt.num_tokens, prompt.found
-        num_cached = len(found.blocks) * self.block_size
-        # Before anything is evicted: a hit must not evict itself.
-        run = self._ledger.runs.hold(found, priority)
-        self._ledger.runs.count_hit(run)
-        new = self._ledger.take(self._ledger.num_blocks_for(num_tokens) - len(found.blocks))
-        self._ledger.sequences[seq_id] = Sequence(
-            block_size=self.block_size,
-            root=prompt.root,
-            run=run,
-            num_run_blocks=len(found.blocks),
-            block_table=found.blocks + new,
-            keeps_ids=self.prefix_caching,
-            token_ids=prompt.tokens[num_cached:] if self.prefix_caching else array("I"),
-            first_id=num_cached,
-            num_committed=num_cached,
-            num_computed=num_cached,
-            priority=priority,
-        )
-        if self.prefix_caching:
-            self._ledger.count["queried_tokens"] += num_tokens
-            self._ledger.count["cached_tokens"] += num_cached
-        return Allocation(num_cached, len(new), found.blocks + new)
+        lookahead = read_lookahead(num_lookahead_tokens)
+        prompt = read_prompt(self._ledger, tokens, salt, adapter, media)
+        return allocate(self._ledger, seq_id, prompt, priority, lookahead)
 
     def append(self, batch: Batch) -> StepPlan:
         """Schedule the next positions of several sequences; take blocks only past their capacity.
@@ -216,13 +235,15 @@ class BlockManager:
         """
         return append(self._ledger, batch)
 
-    def commit(self, seq_id: SequenceId, num_tokens: int, token_ids: Iterable[int] = ()) -> None:
+    def commit(
+        self, seq_id: SequenceId, num_tokens: int, token_ids: Iterable[int] = ()
+    ) -> tuple[BlockMerge, ...]:
         """Declare that positions [0, num_tokens) are written: full blocks may be shared from now on.
 
         `token_ids` brings the ids that were unknown when the positions were appended; without a
         prefix cache they are not kept. Equal content is stored once: where a full block's content is
-        there already, the sequence adopts that block and gives its own back. Who mirrors block
-        tables must therefore read `block_table` again after a commit. O(blocks that became full).
+        there already, the sequence adopts that block and gives its own back, and the answer says so:
+        whoever mirrors block tables changes these entries. O(blocks that became full).
         `UnknownSequence`, `InvalidTokens`, `InvalidLength`.
         """
         num_tokens, packed = operator.index(num_tokens), pack_tokens(token_ids)
@@ -239,7 +260,8 @@ class BlockManager:
         if sequence.keeps_ids:
             sequence.token_ids.extend(packed)
         if sequence.keeps_ids and sequence.num_unpublished >= self.block_size:
-            self._ledger.publish(sequence)
+            return self._ledger.publish(sequence)
+        return ()
 
     def truncate(self, seq_id: SequenceId, num_tokens: int) -> None:
         """Forget positions from `num_tokens` on, such as rejected drafts; surplus blocks go back.
@@ -255,12 +277,7 @@ class BlockManager:
                 f"{sequence.num_committed} <= {num_tokens} <= {sequence.num_computed}"
             )
         self._ledger.leave_batch(sequence)
-        keep = self._ledger.num_blocks_for(num_tokens)
-        surplus = sequence.block_table[keep:]
-        del sequence.block_table[keep:]
-        del sequence.token_ids[num_tokens - sequence.first_id :]
-        sequence.num_computed = num_tokens
-        self._ledger.pool.give_back(surplus, sequence.last_step)
+        self._ledger.pool.give_back(sequence.truncate(num_tokens), sequence.last_step)
 
     def fork(self, parent_id: SequenceId, child_id: SequenceId) -> None:
         """Make a sequence that shares all blocks of another; nothing is copied until one writes.
@@ -270,7 +287,7 @@ class BlockManager:
         `InvalidLength`.
         """
         parent = self._ledger.get(parent_id)
-        self._require_new(child_id)
+        self._ledger.require_new(child_id)
         if parent.num_committed != parent.num_computed:
             raise InvalidLength(
                 f"fork needs committed = computed, got {parent.num_committed} and "
@@ -313,17 +330,26 @@ class BlockManager:
             batch.join(seq_id)
         return batch
 
-    def pin(self, name: PinName, tokens: Iterable[int], *, salt: str | None = None) -> Match:
+    def pin(
+        self,
+        name: PinName,
+        tokens: Iterable[int],
+        *,
+        salt: str | None = None,
+        adapter: Adapter | str | int | None = None,
+        media: Iterable[Media] = (),
+    ) -> Match:
         """Keep the full blocks of a prefix from eviction, until `unpin(name)` or a reset.
 
         All of them must be cached, and no more than `pin_limit` may be pinned: blocks, or a
         fraction of the pool. O(len(tokens) + runs of all pins). `InvalidPin`, `PinLimit`,
-        `InvalidTokens`.
+        `InvalidTokens`, `InvalidNamespace`.
         """
-        packed, root = pack_tokens(tokens), namespace_root(salt)
+        packed, namespace = pack_tokens(tokens), make_namespace(salt, adapter)
+        keys = keys_of(namespace, read_media(media, len(packed)), self.block_size)
         num_full = len(packed) // self.block_size
-        found = self._ledger.runs.find(root, packed[: num_full * self.block_size].tobytes())
-        self._ledger.pin(name, root, found, num_full)
+        found = find_prefix(self._ledger, packed, num_full, keys)
+        self._ledger.pin(name, namespace.key, found, num_full)
         return Match(num_full * self.block_size, found.blocks)
 
     def unpin(self, name: PinName) -> None:
@@ -333,6 +359,8 @@ class BlockManager:
     def reset_prefix_cache(self, *, salt: str | AllSalts | None = ALL_SALTS) -> Forgotten:
         """Forget all content, or that of one salt (None: that of no salt), as after new weights.
 
+        The content of all adapters goes with its salt.
+
         At once and for good: no later prompt finds it, nor what sequences that are running now
         compute from it; they keep their blocks. Open steps are waited for. O(cached runs +
         sequences).
@@ -341,7 +369,7 @@ class BlockManager:
         >>> manager.reset_prefix_cache()
         Forgotten(num_free_blocks=0, num_fenced_blocks=0, num_held_blocks=0)
         """
-        return self._ledger.forget(None if isinstance(salt, AllSalts) else namespace_root(salt))
+        return self._ledger.forget(b"" if isinstance(salt, AllSalts) else salt_key(salt))
 
     # ── steps in flight ──────────────────────────────────────────────────────────────────────
 
@@ -367,31 +395,3 @@ class BlockManager:
     def state_digest(self) -> str:
         """A digest of everything a caller could observe but the counter of refusals. O(state)."""
         return hashlib.sha256(repr(self._ledger.state()).encode()).hexdigest()
-
-    # ── within ───────────────────────────────────────────────────────────────────────────────
-
-    def _require_new(self, seq_id: SequenceId) -> None:
-        if seq_id in self._ledger.sequences:
-            raise SequenceExists(f"a sequence {seq_id!r} exists already; free it first")
-
-    def _read_prompt(self, tokens: Iterable[int] | int, salt: str | None) -> _Prompt:
-        """Pack a prompt and find its cached prefix."""
-        if isinstance(tokens, int) and not self.prefix_caching:
-            packed, num_tokens = array("I"), tokens
-        else:
-            packed = pack_tokens(tokens)  # type: ignore[arg-type]  # which refuses a count
-            num_tokens = len(packed)
-        if num_tokens < 1:
-            raise InvalidTokens(f"a prompt must have at least 1 token, got {num_tokens}")
-        root = namespace_root(salt)
-        # One token is always left to compute: its logits are what a prompt is run for.
-        num_full = (len(packed) - 1) // self.block_size if self.prefix_caching else 0
-        full = packed[: num_full * self.block_size].tobytes()
-        return _Prompt(num_tokens, packed, root, self._ledger.runs.find(root, full))
-
-    def _judge_allocation(self, prompt: _Prompt) -> Verdict:
-        ledger, found = self._ledger, prompt.found
-        num_total = ledger.num_blocks_for(prompt.num_tokens)
-        cached, fenced = ledger.runs.reused(found)
-        beside = num_total - ledger.pins.num_pinned(found.run, found.num_blocks)
-        return ledger.judge(num_total - len(found.blocks), beside, cached, fenced)

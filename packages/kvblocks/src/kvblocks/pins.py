@@ -30,9 +30,11 @@ class Pins:
         self._runs = runs
         self.max_blocks = max_blocks
         self.num_blocks = 0  # those that several pins hold count once
-        self.held: dict[PinName, tuple[bytes, Run]] = {}  # the namespace, and the end of the path
+        self.held: dict[
+            PinName, tuple[bytes, Run]
+        ] = {}  # the key of its namespace, the end of its path
 
-    def pin(self, name: PinName, root: bytes, found: Found, num_full: int) -> None:
+    def pin(self, name: PinName, key: bytes, found: Found, num_full: int) -> None:
         """Hold what was found of `num_full` blocks under a name. `InvalidPin`, `PinLimit`."""
         if name in self.held:
             raise InvalidPin(f"a pin {name!r} exists already; unpin it first")
@@ -47,7 +49,7 @@ class Pins:
             raise PinLimit(
                 f"pins may hold at most {self.max_blocks} blocks, got {num_blocks} with {name!r}"
             )
-        self.held[name] = root, self._runs.hold(found, found.run.priority)
+        self.held[name] = key, self._runs.hold(found, found.run.priority)
         self.num_blocks = num_blocks
 
     def unpin(self, name: PinName) -> None:
@@ -58,9 +60,9 @@ class Pins:
         self._runs.release(run, 0)
         self.num_blocks = sum(len(run.blocks) for run in self._pinned_runs())
 
-    def forget(self, root: bytes | None) -> None:
-        """Unpin what is of a namespace, or all."""
-        for name in [name for name, pin in self.held.items() if root in {None, pin[0]}]:
+    def forget(self, key: bytes) -> None:
+        """Unpin what is of the namespaces whose keys begin so."""
+        for name in [name for name, pin in self.held.items() if pin[0].startswith(key)]:
             self.unpin(name)
 
     def num_pinned(self, run: Run, num_blocks: int) -> int:
@@ -73,9 +75,7 @@ class Pins:
 
     def state(self) -> list[tuple[object, ...]]:
         """All that matters from now on, for comparison."""
-        return [
-            (name, root, self._runs.path_tokens(run)) for name, (root, run) in self.held.items()
-        ]
+        return [(name, key, self._runs.path_tokens(run)) for name, (key, run) in self.held.items()]
 
     def _pinned_runs(self) -> set[Run]:
         return {run for _, end in self.held.values() for run in path_of(end)}

@@ -64,11 +64,28 @@ class Verdict(NamedTuple):
                 return f"{need}; not even freeing every sequence would do"
 
 
+class BlockCopy(NamedTuple):
+    """The first `num_tokens` positions of `source` go to `destination`, before any write of the step."""
+
+    source: int
+    destination: int
+    num_tokens: int
+
+
+class BlockMerge(NamedTuple):
+    """A commit gave the block `given_up` back for `adopted`, which has its content, in a table."""
+
+    table_index: int
+    given_up: int
+    adopted: int
+
+
 class Match(NamedTuple):
     """How much of a prompt the prefix cache holds: full blocks, never the whole prompt."""
 
     num_tokens: int
     block_table: array[int]
+    num_partial_tokens: int = 0  # more that can be had by copying a part of a block
 
     @property
     def block_ids(self) -> tuple[int, ...]:
@@ -82,6 +99,7 @@ class Allocation(NamedTuple):
     num_cached_tokens: int
     num_new_blocks: int
     block_table: array[int]
+    copies: tuple[BlockCopy, ...] = ()  # to carry out at once, before those of any plan
 
     @property
     def block_ids(self) -> tuple[int, ...]:
@@ -104,14 +122,6 @@ class Forgotten(NamedTuple):
     num_free_blocks: int
     num_fenced_blocks: int  # free once the open steps complete that use them
     num_held_blocks: int  # free once the sequences that hold them are freed
-
-
-class BlockCopy(NamedTuple):
-    """The first `num_tokens` positions of `source` go to `destination`, before any write of the step."""
-
-    source: int
-    destination: int
-    num_tokens: int
 
 
 class Span(NamedTuple):

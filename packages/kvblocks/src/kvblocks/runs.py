@@ -7,7 +7,7 @@ together: that is the tree's.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
@@ -68,12 +68,27 @@ class Run:
         return not (self.holders or self.fence or self.children)
 
 
+class Stretch(NamedTuple):
+    """Packed full blocks, and what stands before them: a namespace, media that begin, or nothing."""
+
+    key: bytes
+    tokens: bytes
+
+
 class Found(NamedTuple):
     """A match: it ends in `run`, after its first `num_blocks` blocks; `blocks` are all of it."""
 
     run: Run
     num_blocks: int
     blocks: array[int]
+
+
+class Partial(NamedTuple):
+    """A block whose first `num_tokens` tokens go on a match: that after `num_blocks` of `run`."""
+
+    run: Run
+    num_blocks: int
+    num_tokens: int
 
 
 class Published(NamedTuple):
@@ -127,3 +142,15 @@ def parent_of(run: Run) -> Run:
     """The parent of a run that is not the root."""
     assert run.parent is not None, "the root is always held and never split"
     return run.parent
+
+
+def cut_stretches(
+    tokens: bytes, start: int, keys: Mapping[int, bytes], width: int
+) -> list[Stretch]:
+    """Cut packed blocks, the first of which has the index `start`, where something stands before one."""
+    num_blocks = len(tokens) // width
+    cuts = [start, *(index for index in sorted(keys) if start < index < start + num_blocks)]
+    return [
+        Stretch(keys.get(cut, b""), tokens[(cut - start) * width : (end - start) * width])
+        for cut, end in zip(cuts, [*cuts[1:], start + num_blocks], strict=True)
+    ]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from kvblocks.errors import InvalidLength, InvalidTokens
-from kvblocks.hashing import pack_tokens
+from kvblocks.hashing import Media, Namespace, keys_of, pack_tokens
 from kvblocks.results import SequenceId, Span
 from kvblocks.runs import Run
 
@@ -54,7 +54,9 @@ class Sequence:
     """The state of one sequence. `token_ids` are those known from position `first_id` on."""
 
     block_size: int
-    root: bytes  # the namespace
+    namespace: Namespace
+    media: tuple[Media, ...]
+    keys: Mapping[int, bytes]  # what stands before blocks: the namespace, media
     run: Run
     num_run_blocks: int  # blocks of the path to `run`
     block_table: array[int]
@@ -91,7 +93,7 @@ class Sequence:
         """All that matters from now on, for comparison."""
         last_step = self.last_step if self.last_step > completed_step else 0
         lengths = (self.first_id, self.num_committed, self.num_computed, self.num_run_blocks)
-        return self.root, self.block_table, self.token_ids, lengths, self.priority, last_step
+        return self.keys, self.block_table, self.token_ids, lengths, self.priority, last_step
 
     def num_valid(self, index: int) -> int:
         """Computed positions in the block at `index` of the table."""
@@ -157,6 +159,18 @@ class Sequence:
             self.token_ids.extend(write.new_tokens)
         first = start // size
         return Span(self.block_table[first : -(-end // size)], start % size, write.num_tokens)
+
+    def truncate(self, num_tokens: int) -> array[int]:
+        """Forget positions from `num_tokens` on; returns the blocks that only they needed."""
+        keep = -(-num_tokens // self.block_size)
+        surplus = self.block_table[keep:]
+        del self.block_table[keep:]
+        del self.token_ids[max(0, num_tokens - self.first_id) :]
+        self.num_computed = num_tokens
+        if self.media and self.media[-1].position >= num_tokens:
+            self.media = tuple(item for item in self.media if item.position < num_tokens)
+            self.keys = keys_of(self.namespace, self.media, self.block_size)
+        return surplus
 
     def fork(self) -> Sequence:
         """A sequence with the same tokens, lengths and blocks. The caller notes the new holder."""

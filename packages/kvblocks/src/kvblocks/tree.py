@@ -10,6 +10,10 @@ hashed to find content, and nothing can collide.
 Every operation costs what it does to runs: a comparison, a slice or a counter each, however many
 blocks they have. A run is split when somebody needs a part of it.
 
+The namespace of a prompt, and the media that begin in a block, stand before the tokens in the key of a
+run: content of two namespaces, or behind two pictures, is not found for each other. A run holds media
+in its first block only.
+
 What is forgotten by a reset moves below a run that is set apart: nobody finds it from the root, who
 holds it keeps it, and it goes when nobody does.
 
@@ -23,15 +27,17 @@ are not full and committed.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
-from kvblocks.hashing import TOKEN_BYTES
+from kvblocks.hashing import TOKEN_BYTES, num_common_tokens
 from kvblocks.policies import Policy
 from kvblocks.pool import BlockPool
 from kvblocks.results import Forgotten
-from kvblocks.runs import Found, LeafQueue, Published, Run, parent_of
+from kvblocks.runs import Found, LeafQueue, Partial, Published, Run, Stretch, parent_of
 
 _NOTHING = array("i")
+_MAX_SIBLINGS = 32
 
 
 class RunTree:
@@ -52,17 +58,25 @@ class RunTree:
 
     # ── finding ──────────────────────────────────────────────────────────────────────────────
 
-    def find(self, root: bytes, tokens: bytes) -> Found:
-        """The longest prefix of `tokens`, packed full blocks, that is here. Changes nothing.
+    def find(self, stretches: Iterable[Stretch]) -> Found:
+        """The longest prefix of a prompt that is here. Changes nothing.
 
-        One look-up and one comparison a run. `root` names the namespace.
+        One look-up and one comparison a run. The key of the first stretch is the namespace.
         """
-        return self._find_below(self.root, root, tokens)
+        found = Found(self.root, 0, array("i"))
+        for stretch in stretches:
+            if found.num_blocks < len(found.run.blocks):
+                break  # the run goes on without what begins here
+            below = self._find_below(found.run, stretch)
+            found = Found(below.run, below.num_blocks, found.blocks + below.blocks)
+            if len(below.blocks) * self._width < len(stretch.tokens):
+                break
+        return found
 
-    def _find_below(self, run: Run, root: bytes, tokens: bytes) -> Found:
+    def _find_below(self, run: Run, stretch: Stretch) -> Found:
+        key, tokens = stretch
         width, end, at = self._width, len(tokens), 0
         blocks = array("i")
-        key = self._first_key(run, root)
         while at < end:
             child = run.children.get(key + tokens[at : at + width])
             if child is None:
@@ -76,10 +90,6 @@ class RunTree:
             run, key = child, b""
         return Found(run, len(run.blocks), blocks)
 
-    def _first_key(self, run: Run, root: bytes) -> bytes:
-        """What stands before the tokens in the keys of a run's children: a name at the very top."""
-        return b"" if run.blocks else root
-
     def _num_common(self, ours: bytearray, theirs: bytes, at: int) -> int:
         """How many blocks of `ours` stand in `theirs` from `at` on; the first is known to."""
         width = self._width
@@ -92,6 +102,30 @@ class RunTree:
             else:
                 high = middle - 1
         return low
+
+    def find_partial(self, found: Found, stretch: Stretch) -> Partial | None:
+        """Of the blocks that follow a match, that which begins most like the packed tokens given.
+
+        Where many follow, only those that came last are looked at: O(1).
+        """
+        run, start = found.run, found.num_blocks * self._width
+        if start < len(run.tokens):
+            following = [] if stretch.key else [(run, start)]
+        else:
+            newest = islice(reversed(run.children.values()), _MAX_SIBLINGS)
+            is_like = len(stretch.key) + self._width
+            following = [
+                (child, 0)
+                for child in newest
+                if len(child.key) == is_like and child.key.startswith(stretch.key)
+            ]
+        best = None
+        for other, at in following:
+            theirs = other.tokens[at : at + self._width]
+            num_tokens = num_common_tokens(theirs, stretch.tokens)
+            if num_tokens > (best.num_tokens if best else 0):
+                best = Partial(other, at // self._width, num_tokens)
+        return best
 
     # ── holding ──────────────────────────────────────────────────────────────────────────────
 
@@ -109,6 +143,11 @@ class RunTree:
             raised.priority = priority
             raised = parent_of(raised)
         return run
+
+    def hold_source(self, partial: Partial) -> Run:
+        """Hold the block of a partial match, whose match is held: it is the last of what it returns."""
+        run = partial.run  # what the match took of it is a run of its own by now
+        return self.hold(Found(run, 1, _NOTHING), run.priority)
 
     def count_hit(self, run: Run) -> None:
         """Note that a prompt found the path that ends here. O(runs of the path)."""
@@ -142,39 +181,38 @@ class RunTree:
             run = parent
             run.holders -= 1
 
-    def publish(
-        self, run: Run, root: bytes, tokens: bytes, blocks: array[int], priority: int
-    ) -> Published:
+    def publish(self, run: Run, stretch: Stretch, blocks: array[int], priority: int) -> Published:
         """Make blocks findable after `run`, for a sequence whose path ends there.
 
         They join `run`, and its record of use, if the sequence holds it alone and nothing follows
         it: O(1), since nobody's content can be found there.
         """
-        if self._can_grow(run):
-            self._grow(run, tokens, blocks)
+        if self._can_grow(run, stretch):
+            self._grow(run, stretch.tokens, blocks)
             return Published(run, _NOTHING)
-        found = self._find_below(run, root, tokens)
+        found = self._find_below(run, stretch)
         num_known = len(found.blocks)
         if num_known:
             below = self.hold(found, priority)
             run.holders -= 1  # the sequence holds it through the run below it now
             run = below
+            stretch = Stretch(b"", stretch.tokens[num_known * self._width :])
         if num_known < len(blocks):
-            tokens, blocks = tokens[num_known * self._width :], blocks[num_known:]
-            if self._can_grow(run):
-                self._grow(run, tokens, blocks)
+            blocks = blocks[num_known:]
+            if self._can_grow(run, stretch):
+                self._grow(run, stretch.tokens, blocks)
             else:
-                run = self._begin_run(run, root, tokens, blocks)
+                run = self._begin_run(run, stretch, blocks)
                 run.priority = priority
         return Published(run, found.blocks)
 
-    def _can_grow(self, run: Run) -> bool:
+    def _can_grow(self, run: Run, stretch: Stretch) -> bool:
         """Whether what its only holder publishes now may join it.
 
-        A run that an open step of one who left it used stays as it is: that step did not use what
+        What has a key of its own begins a run. A run that an open step of one who left it used stays as it is: that step did not use what
         comes now.
         """
-        is_alone = run.holders == 1 and not run.children
+        is_alone = run.holders == 1 and not run.children and not stretch.key
         return is_alone and run.last_step <= self._pool.completed_step
 
     def _grow(self, run: Run, tokens: bytes, blocks: array[int]) -> None:
@@ -193,10 +231,10 @@ class RunTree:
         self.add_holder(run)
         self.root.holders -= 1
 
-    def _begin_run(self, run: Run, root: bytes, tokens: bytes, blocks: array[int]) -> Run:
+    def _begin_run(self, run: Run, stretch: Stretch, blocks: array[int]) -> Run:
         """Begin a run below another, for a sequence whose path ends there."""
-        key = self._first_key(run, root) + tokens[: self._width]
-        below = self._make_run(key, bytearray(tokens), blocks, run)
+        key = stretch.key + stretch.tokens[: self._width]
+        below = self._make_run(key, bytearray(stretch.tokens), blocks, run)
         below.holders = 1  # the sequence; its hold on `run` is the new run's now
         run.children[key] = below
         return below
@@ -246,8 +284,8 @@ class RunTree:
         self.num_cached -= num_blocks
         return taken
 
-    def forget(self, root: bytes | None) -> tuple[Run, Forgotten]:
-        """Let nobody find the content of a namespace again, or of all of them.
+    def forget(self, key: bytes) -> tuple[Run, Forgotten]:
+        """Let nobody find the content again of the namespaces whose keys begin so.
 
         The runs move below a run that is set apart, where those that hold them go on as before: what
         they publish is found by each other, and given back when nobody holds it. Returns that run,
@@ -255,9 +293,9 @@ class RunTree:
         """
         apart = self.set_apart(self.root, array("i"))
         apart.holders = 0
-        for key in [key for key in self.root.children if root is None or key.startswith(root)]:
-            run = self.root.children.pop(key)
-            apart.children[key], run.parent = run, apart
+        for name in [name for name in self.root.children if name.startswith(key)]:
+            run = self.root.children.pop(name)
+            apart.children[name], run.parent = run, apart
             if run.holders:
                 self.move_holder(apart)
         num_free = num_fenced = num_held = 0
@@ -278,11 +316,10 @@ class RunTree:
         self.queue.drop_forgotten()
         return apart, Forgotten(num_free, num_fenced, num_held)
 
-    def reused(self, found: Found) -> tuple[int, dict[int, int]]:
-        """Of the blocks found: how many are cached, and how many wait for which step."""
+    def reused(self, run: Run, num_blocks: int) -> tuple[int, dict[int, int]]:
+        """Of a path up to the first blocks of `run`: how many are cached, and wait for which step."""
         cached = 0
         fenced: dict[int, int] = {}
-        run, num_blocks = found.run, found.num_blocks
         while not run.holders:
             if run.fence:
                 fenced[run.fence] = fenced.get(run.fence, 0) + num_blocks
