@@ -35,6 +35,10 @@ MODULES = (
     "checks",
     "decode",
     "manager",
+    "facades.held",
+    "facades.sglang",
+    "facades.vllm",
+    "facades",
     "__init__",
     "cli.parser",
     "cli.tables",
@@ -94,7 +98,9 @@ def test_importing_the_package_does_not_import_the_command_line_and_the_planners
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     imported = {name.removeprefix("kvblocks.") for name in done.stdout.split()}
     below = MODULES[: MODULES.index("__init__")]
-    assert imported == set(below) - {"units", "sizing"}
+    planners = {"units", "sizing"}
+    facades = {name for name in below if name.startswith("facades")}
+    assert imported == set(below) - planners - facades
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -112,6 +118,16 @@ def test_the_examples_of_the_readme_are_true() -> None:
         example = doctest.DocTestParser().get_doctest(text, {}, f"README {number}", None, None)
         assert example.examples
         assert runner.run(example).failed == 0
+
+
+@pytest.mark.parametrize("page", ["facades.md"])
+def test_the_examples_of_the_docs_are_true(page: str) -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    if not docs.exists():
+        pytest.skip("the package was taken out of its repository")
+    done = doctest.testfile(str(docs / page), module_relative=False)
+    assert done.attempted
+    assert done.failed == 0
 
 
 def test_every_public_name_is_documented() -> None:

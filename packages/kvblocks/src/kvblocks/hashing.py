@@ -114,8 +114,8 @@ def namespace_root(salt: str | None = None, adapter: Adapter | str | int | None 
     return make_namespace(salt, adapter).root
 
 
-def read_media(media: Iterable[Any], num_tokens: int) -> tuple[Media, ...]:
-    """The media of a prompt in order, each at a position of its own. `InvalidTokens`."""
+def read_media(media: Iterable[Any]) -> tuple[Media, ...]:
+    """The media of a sequence in order, each at a position of its own. `InvalidTokens`."""
     try:
         items = [Media(*item) for item in media]
     except TypeError as error:
@@ -126,13 +126,9 @@ def read_media(media: Iterable[Any], num_tokens: int) -> tuple[Media, ...]:
                 f"media must have a position, and a digest as bytes or text, got {item!r}"
             )
     items.sort(key=lambda item: item.position)
-    positions = [-1, *(item.position for item in items), num_tokens]
-    for before, position in pairwise(positions):
-        if before >= position:
-            raise InvalidTokens(
-                f"media must begin at different positions of the {num_tokens} tokens, "
-                f"got {positions[1:-1]}"
-            )
+    positions = [item.position for item in items]
+    if any(before >= position for before, position in pairwise([-1, *positions])):
+        raise InvalidTokens(f"media must begin at different positions from 0 on, got {positions}")
     return tuple(items)
 
 

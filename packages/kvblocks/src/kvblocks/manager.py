@@ -129,7 +129,7 @@ class BlockManager:
         """The longest cached prefix of a prompt, in full blocks; at least one token is left over.
 
         Only content of the same namespace is found: that of the `salt` and the `adapter`, behind the
-        same `media`. A pure query. O(len(tokens) + blocks matched). `InvalidTokens` for what is no
+        same `media`; those beyond the tokens given belong to tokens that come later. A pure query. O(len(tokens) + blocks matched). `InvalidTokens` for what is no
         token id, `InvalidNamespace`.
         """
         prompt = read_prompt(self._ledger, tokens, salt, adapter, media)
@@ -346,7 +346,7 @@ class BlockManager:
         `InvalidTokens`, `InvalidNamespace`.
         """
         packed, namespace = pack_tokens(tokens), make_namespace(salt, adapter)
-        keys = keys_of(namespace, read_media(media, len(packed)), self.block_size)
+        keys = keys_of(namespace, read_media(media), self.block_size)
         num_full = len(packed) // self.block_size
         found = find_prefix(self._ledger, packed, num_full, keys)
         self._ledger.pin(name, namespace.key, found, num_full)

@@ -56,7 +56,7 @@ def read_prompt(
     if num_tokens < 1:
         raise InvalidTokens(f"a prompt must have at least 1 token, got {num_tokens}")
     namespace = make_namespace(salt, adapter)
-    items = read_media(media, num_tokens) if media != () else ()
+    items = read_media(media) if media != () else ()
     keys = keys_of(namespace, items, ledger.block_size)
     if not ledger.prefix_caching:
         found = ledger.runs.find(())
