@@ -33,7 +33,7 @@ def test_a_mistake_is_answered_with_one_sentence_and_code_2(
     assert shown.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", [(), ("plan",)])
+@pytest.mark.parametrize("command", [(), ("plan",), ("simulate",)])
 def test_help_ends_with_an_example(
     command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:

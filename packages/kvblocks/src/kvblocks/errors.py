@@ -15,6 +15,7 @@
     ├── InvalidConfig        (ValueError)      a manager that cannot be
     ├── InvalidSize          (ValueError)      a size, a length or a share outside its range
     ├── NothingLeft          (ValueError)      a memory whose other uses leave no room for a pool
+    ├── InvalidTrace         (ValueError)      a file that is no trace, or a replay it cannot serve
     └── InvariantViolation   (AssertionError)  `check()` found a fault of this package
 
 Each also is the builtin that fits, so callers may catch either. A call that raises one of them changes nothing,
@@ -92,6 +93,10 @@ class InvalidSize(KVBlocksError, ValueError):
 
 class NothingLeft(KVBlocksError, ValueError):
     """A pool is what weights, workspace and reserve leave of a memory."""
+
+
+class InvalidTrace(KVBlocksError, ValueError):
+    """A trace is a file of a known format, and is replayed for what it tells."""
 
 
 class InvariantViolation(KVBlocksError, AssertionError):
