@@ -61,7 +61,7 @@ def test_logits_equal_transformers(
     logits = torch.empty(0)
     while not len(logits):  # chunks of the prompt come first
         output = engine.scheduler.schedule()
-        logits = engine.runner.execute(output)
+        logits = engine.runner.execute(output).last
         engine.scheduler.complete(output)
     expected = reference_logits(tiny_checkpoint(family), token_ids)[-1]
     torch.testing.assert_close(logits[0], expected, rtol=0, atol=1e-4)
@@ -231,6 +231,9 @@ def test_token_ids_outside_the_vocabulary_are_refused(make_llm: MakeLLM) -> None
         make_llm().generate([[1, 400]], GREEDY)
     with pytest.raises(InvalidRequest, match=r"token ids must be in \[0, 400\), got -1"):
         make_llm().generate([[-1]], GREEDY)
+    for named in ({"stop_token_ids": [400]}, {"logit_bias": {400: 1.0}}):
+        with pytest.raises(InvalidRequest, match=r"token ids must be in \[0, 400\), got 400"):
+            make_llm().generate([[1]], SamplingParams(**named))
 
 
 def test_more_samples_than_seats_are_refused(make_llm: MakeLLM) -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from kvruntime import LLM, InvalidRequest, SamplingParams
-from kvruntime.scheduler import SchedulerOutput
+from kvruntime.model_runner import StepLogits
+from kvruntime.steps import SchedulerOutput
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 
@@ -109,7 +110,7 @@ class TestACallThatFailsLeavesNothingBehind:
         llm = make_llm(num_blocks=10, block_size=4, max_num_batched_tokens=16)
         execute = llm.engine.runner.execute
 
-        def interrupted(output: SchedulerOutput) -> torch.Tensor:
+        def interrupted(output: SchedulerOutput) -> StepLogits:
             if output.step == failing_step:
                 raise KeyboardInterrupt
             return execute(output)

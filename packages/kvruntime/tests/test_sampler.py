@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvruntime import InvalidRequest, SamplingParams
+from kvruntime import BeamSearchParams, InvalidRequest, SamplingParams
 from kvruntime.sampler import SamplingRow, sample
 
 
@@ -104,9 +104,43 @@ def test_the_largest_seed_is_a_seed() -> None:
         ({"max_tokens": float("inf")}, "max_tokens must be an integer, got inf"),
         ({"top_k": 2.5}, "top_k must be an integer, got 2.5"),
         ({"seed": 1.5}, "seed must be an integer, got 1.5"),
+        ({"best_of": 1, "n": 2}, "best_of must be at least n, got 1 and 2"),
+        ({"min_p": 1.5}, r"min_p must be in \[0, 1\], got 1.5"),
+        ({"logprobs": -1}, "logprobs must be at least 0, got -1"),
+        ({"prompt_logprobs": 0.5}, "prompt_logprobs must be an integer, got 0.5"),
+        (
+            {"min_tokens": 9, "max_tokens": 8},
+            r"min_tokens must be in \[0, max_tokens\], got 9 and 8",
+        ),
+        ({"repetition_penalty": 0}, "repetition_penalty must be above 0, got 0"),
+        ({"frequency_penalty": float("nan")}, "frequency_penalty must be a finite number, got nan"),
+        ({"presence_penalty": None}, "presence_penalty must be a finite number, got None"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids must name token ids, integers of at least 0"),
+        ({"logit_bias": {"a": 1.0}}, "logit_bias must name token ids, integers of at least 0"),
+        ({"logit_bias": {1: float("inf")}}, "logit_bias must be a number below infinity, got inf"),
+        ({"stop": [""]}, r"stop must be texts that are not empty, got \[''\]"),
         ({"seed": -1}, r"seed must be in \[0, 2\*\*64\), got -1"),
     ],
 )
-def test_impossible_parameters_are_refused(params: dict[str, float], message: str) -> None:
+def test_impossible_parameters_are_refused(params: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        SamplingParams(**params)  # type: ignore[arg-type]
+        SamplingParams(**params)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"num_beams": 0}, "n must be at most num_beams, got 1 and 0"),
+        ({"num_beams": 1.5}, "num_beams must be an integer, got 1.5"),
+        ({"num_beams": 2, "n": 3}, "n must be at most num_beams, got 3 and 2"),
+        ({"length_penalty": float("inf")}, "length_penalty must be a finite number, got inf"),
+        ({"early_stopping": "soon"}, "early_stopping must be True, False or \"never\", got 'soon'"),
+    ],
+)
+def test_impossible_beams_are_refused(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        BeamSearchParams(**params)
+
+
+def test_one_stop_text_is_a_list_of_one() -> None:
+    assert SamplingParams(stop="end").stop == ("end",)

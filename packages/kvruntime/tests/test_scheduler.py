@@ -1,18 +1,23 @@
 """Who runs, with how many tokens, in which blocks; no model is needed to say it."""
 
+from typing import Any
+
 from kvblocks import BlockManager
 from kvruntime import FinishReason, SamplingParams
+from kvruntime.engine_config import SchedulerConfig
 from kvruntime.request import Request, Sequence
-from kvruntime.scheduler import Scheduler, SchedulerOutput
+from kvruntime.scheduler import Scheduler
+from kvruntime.steps import SchedulerOutput
 
 NEXT_TOKEN = 7
 
 
 def make(
-    num_blocks: int = 64, budget: int = 32, seqs: int = 8, *, caching: bool = True
+    num_blocks: int = 64, budget: int = 32, seqs: int = 8, *, caching: bool = True, **policies: Any
 ) -> Scheduler:
     manager = BlockManager(num_blocks, 4, prefix_caching=caching)
-    return Scheduler(manager, max_num_batched_tokens=budget, max_num_seqs=seqs)
+    config = SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=seqs, **policies)
+    return Scheduler(manager, config)
 
 
 def add(scheduler: Scheduler, request_id: int, tokens: range, n: int = 1) -> Request:
@@ -28,7 +33,11 @@ def run(scheduler: Scheduler) -> SchedulerOutput:
     scheduler.complete(output)
     for item in output.scheduled:
         if item.completes:
-            for sequence in scheduler.fork(item.sequence):
+            request, children = item.sequence.request, []
+            if not request.is_forked:
+                children = [scheduler.fork(item.sequence) for _ in range(request.params.n - 1)]
+                request.is_forked = True
+            for sequence in (item.sequence, *children):
                 sequence.token_ids.append(NEXT_TOKEN)
     scheduler.manager.check()
     return output
@@ -126,7 +135,7 @@ def test_the_newest_gives_its_blocks_up_and_is_computed_again_with_its_output() 
     run(scheduler)
     run(scheduler)
     assert counts(run(scheduler)) == {(0, 0): 1}
-    assert scheduler.num_preemptions == 1
+    assert scheduler.counters.num_preemptions_recompute == 1
     assert new.num_computed_tokens == 0
     scheduler.finish(old, FinishReason.LENGTH)
     assert counts(run(scheduler)) == {(1, 0): 9}
@@ -149,12 +158,12 @@ def test_a_prompt_preempted_before_its_end_counts_only_what_it_found_at_first() 
     new = add(scheduler, 1, range(100, 110))
     for _ in range(3):
         run(scheduler)
-    assert (scheduler.num_preemptions, new.num_cached_tokens) == (1, 0)
+    assert (scheduler.counters.num_preemptions_recompute, new.num_cached_tokens) == (1, 0)
     scheduler.abort(scheduler.running[0].request)
     output = run(scheduler)
     assert [(item.sequence.seq_id, item.start) for item in output.scheduled] == [((1, 0), 8)]
     assert new.num_cached_tokens == 0
-    assert scheduler.num_cached_tokens == 8
+    assert scheduler.counters.num_cached_tokens == 8
 
 
 def test_an_aborted_request_is_gone_wherever_it_stood() -> None:
@@ -186,7 +195,7 @@ def test_finished_sequences_leave_no_block_behind() -> None:
 
 def test_a_sequence_is_known_by_its_request_and_index() -> None:
     request = Request(3, "", [1, 2], SamplingParams(n=2), seed=0)
-    child: Sequence = request.sequences[0].fork(1)
+    child: Sequence = request.sequences[0].fork()
     assert child.seq_id == (3, 1)
     assert child.token_ids == [1, 2]
     assert child.token_ids is not request.sequences[0].token_ids

@@ -95,15 +95,16 @@ def test_forked_samples_are_what_each_would_be_alone(llm: LLM) -> None:
     assert llm.stats.num_forks - before.num_forks == 4
 
 
-def test_the_example_of_the_readme_runs(
+def test_the_examples_of_the_readme_run(
     smollm2: Checkpoint, smollm2_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert smollm2.name == "smollm2"  # converted by now
     monkeypatch.setenv("KVRUNTIME_CACHE", str(smollm2_cache))
     readme = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
-    code = readme.split("```python\n")[1].split("```")[0]
+    names: dict[str, object] = {}
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(code, {})  # noqa: S102 -- it is ours
+        for part in readme.split("```python\n")[1:]:
+            exec(part.split("```")[0], names)  # noqa: S102 -- it is ours
     lines = printed.getvalue().splitlines()
     assert lines[0] == "0 The capital of France is Paris."
-    assert lines[-1].startswith("3 ")
+    assert any(line.startswith("3 ") for line in lines)

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from kvruntime import Engine, EngineConfig, FinishReason, SamplingParams, load_checkpoint
+from kvruntime.model_runner import StepLogits
 from kvruntime.models import Llama
 from kvruntime.request import Request
-from kvruntime.scheduler import SchedulerOutput
+from kvruntime.steps import SchedulerOutput
 
 MAX_STEPS = 10_000  # only a livelock reaches it
 
@@ -75,10 +76,10 @@ class Recorder:
         self.logits: dict[tuple[tuple[int, int], int], torch.Tensor] = {}
         engine.runner.execute = self  # type: ignore[method-assign]  # one that keeps a copy
 
-    def __call__(self, output: SchedulerOutput) -> torch.Tensor:
+    def __call__(self, output: SchedulerOutput) -> StepLogits:
         logits = self.execute(output)
         completing = (item.sequence for item in output.scheduled if item.completes)
-        for sequence, row in zip(completing, logits, strict=True):
+        for sequence, row in zip(completing, logits.last, strict=True):
             self.logits[sequence.seq_id, len(sequence.token_ids)] = row.clone()
         return logits
 

@@ -1,26 +1,32 @@
 """A small transformer engine on paged memory: start with `LLM`."""
 
 from kvruntime._version import __version__
-from kvruntime.engine import Engine, EngineConfig, EngineStats
+from kvruntime.engine import Engine
+from kvruntime.engine_config import EngineConfig
 from kvruntime.errors import (
     CheckpointError,
     CheckpointNotFound,
+    EngineBusy,
     InvalidRequest,
     KVRuntimeError,
     MissingDependency,
 )
 from kvruntime.llm import LLM
 from kvruntime.request import CompletionOutput, FinishReason, Request, RequestOutput
-from kvruntime.sampling_params import SamplingParams
+from kvruntime.sampler import TokenLogprobs
+from kvruntime.sampling_params import BeamSearchParams, SamplingParams
+from kvruntime.stats import EngineStats
 from kvruntime.weights import Checkpoint, load_checkpoint
 
 __all__ = [
     "LLM",
+    "BeamSearchParams",
     "Checkpoint",
     "CheckpointError",
     "CheckpointNotFound",
     "CompletionOutput",
     "Engine",
+    "EngineBusy",
     "EngineConfig",
     "EngineStats",
     "FinishReason",
@@ -30,6 +36,7 @@ __all__ = [
     "Request",
     "RequestOutput",
     "SamplingParams",
+    "TokenLogprobs",
     "__version__",
     "load_checkpoint",
 ]

@@ -16,7 +16,7 @@ import typer
 
 from kvruntime._version import __version__
 from kvruntime.demo import run_demo
-from kvruntime.engine import EngineConfig
+from kvruntime.engine_config import EngineConfig
 from kvruntime.errors import InvalidRequest, KVRuntimeError
 from kvruntime.llm import LLM
 from kvruntime.report import Answer, progress_bars, show_answers, show_stats, to_json

@@ -3,7 +3,7 @@
 Knows a few questions to ask. What it shows, `LLM` does.
 """
 
-from kvruntime.engine import EngineConfig
+from kvruntime.engine_config import EngineConfig
 from kvruntime.llm import LLM
 from kvruntime.report import Answer
 from kvruntime.sampling_params import SamplingParams

@@ -1,85 +1,42 @@
 """The loop: schedule, run, choose tokens, end what is done.
 
-Knows how the parts follow one another, and counts what they did. Does not know text, files or time.
+Knows how the parts follow one another, and counts what they did. Does not know files or time, and
+text only where a stop text is looked for.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from numbers import Integral
+from itertools import islice
+
+import torch
 
 from kvblocks import BlockManager
-from kvruntime.errors import InvalidRequest
-from kvruntime.model_runner import ModelRunner
+from kvruntime.beam_search import BeamSearch, Continuation
+from kvruntime.detokenizer import Detokenizer
+from kvruntime.engine_config import EngineConfig
+from kvruntime.errors import EngineBusy, InvalidRequest
+from kvruntime.logits_processors import History, process
+from kvruntime.model_runner import ModelRunner, StepLogits
 from kvruntime.models import Llama
 from kvruntime.request import FinishReason, Request, Sequence
-from kvruntime.sampler import SamplingRow, sample
-from kvruntime.sampling_params import SamplingParams
-from kvruntime.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
+from kvruntime.sampler import SamplingRow, TokenLogprobs, sample, token_logprobs
+from kvruntime.sampling_params import BeamSearchParams, GenerationParams, SamplingParams
+from kvruntime.scheduler import Scheduler
+from kvruntime.stats import EngineStats
+from kvruntime.steps import ScheduledSequence, SchedulerOutput
+from kvruntime.tokenizer import Tokenizer
 
-__all__ = ["Engine", "EngineConfig", "EngineStats"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """The settings of an engine.
-
-    Args:
-        block_size: tokens a block.
-        num_blocks: blocks of the pool; None takes what `kv_memory_bytes` holds.
-        kv_memory_bytes: the pool's size where `num_blocks` is None.
-        max_model_len: tokens of a prompt and its output; None takes the model's own limit.
-        max_num_batched_tokens: the budget of tokens a step.
-        max_num_seqs: sequences that run at the same time.
-        prefix_caching: reuse the blocks of equal prefixes.
-    """
-
-    block_size: int = 16
-    num_blocks: int | None = None
-    kv_memory_bytes: int = 512 * 2**20
-    max_model_len: int | None = None
-    max_num_batched_tokens: int = 512
-    max_num_seqs: int = 64
-    prefix_caching: bool = True
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, bool) or (value is None and field.default is None):
-                continue
-            if not isinstance(value, Integral) or value < 1:
-                raise InvalidRequest(
-                    f"{field.name} must be an integer of at least 1, got {value!r}"
-                )
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """What an engine did since it was made.
-
-    `num_prefill_tokens` and `num_cached_tokens` count the tokens of prompts that were computed and
-    those that were found, once more for a sequence that was preempted. `tail_waste_slots` is taken
-    when the pool was fullest. `contiguous_slots` is what reserving `max_model_len` slots for each
-    sample that ran would have held at the busiest step.
-    `num_leaked_blocks` counts blocks that are held though no request is.
-    """
-
-    num_prefill_tokens: int
-    num_cached_tokens: int
-    num_generated_tokens: int
-    num_steps: int
-    num_preemptions_recompute: int
-    peak_blocks: int
-    num_forks: int
-    num_copies: int
-    tail_waste_slots: int
-    contiguous_slots: int
-    num_leaked_blocks: int
+__all__ = ["Engine"]
 
 
 class Engine:
-    """Serves requests on one model and one pool of blocks. Belongs to one thread."""
+    """Serves requests on one model and one pool of blocks. Belongs to one thread.
 
-    def __init__(self, model: Llama, config: EngineConfig) -> None:
+    Without a tokenizer, requests with stop texts are refused.
+    """
+
+    def __init__(
+        self, model: Llama, config: EngineConfig, tokenizer: Tokenizer | None = None
+    ) -> None:
         self.config = config
         self.block_bytes = config.block_size * model.config.kv_bytes_per_token()
         num_blocks = config.num_blocks or config.kv_memory_bytes // self.block_bytes
@@ -98,46 +55,47 @@ class Engine:
         self.manager = BlockManager(
             num_blocks, config.block_size, prefix_caching=config.prefix_caching
         )
-        self.scheduler = Scheduler(
-            self.manager,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-        )
+        self.scheduler = Scheduler(self.manager, config)
+        self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(model.config.eos_token_ids)
         self._num_prefill_tokens = 0
         self._num_generated_tokens = 0
         self._num_steps = 0
+        self._num_rejections = 0
         self._peak_samples = 0
         self._peak_blocks = 0
         self._tail_waste_slots = 0
 
-    def check_request(self, token_ids: list[int], params: SamplingParams) -> None:
+    def check_request(self, token_ids: list[int], params: GenerationParams) -> None:
         """Refuse what can never be served, with the numbers. `InvalidRequest`."""
-        num_prompt_tokens = len(token_ids)
-        if num_prompt_tokens < 1:
-            raise InvalidRequest("the prompt is empty: it must have at least one token")
-        if strange := [t for t in token_ids if not 0 <= t < self.vocab_size]:
-            raise InvalidRequest(f"token ids must be in [0, {self.vocab_size}), got {strange[0]}")
-        pool = self.manager.num_blocks * self.manager.block_size
-        limits = {
-            "the model's context": self.model_len,
-            "the pool": pool,
-            "max_model_len": self.max_model_len,
-        }
-        for name, limit in limits.items():
-            if num_prompt_tokens >= limit:
-                raise InvalidRequest(
-                    f"the prompt has {num_prompt_tokens} tokens, but {name} holds {limit}, "
-                    f"which must leave room for at least one generated token"
-                )
-        if params.n > self.config.max_num_seqs:
-            raise InvalidRequest(
-                f"n must be at most max_num_seqs, got {params.n} and {self.config.max_num_seqs}"
-            )
+        try:
+            self._check_prompt(token_ids)
+            self._check_params(params)
+        except InvalidRequest:
+            self._num_rejections += 1
+            raise
 
     def add(self, request: Request) -> None:
-        """Queue a request. `InvalidRequest` for what can never be served."""
+        """Queue a request.
+
+        `InvalidRequest` for what can never be served, `EngineBusy` where `max_num_waiting` answers
+        wait already.
+        """
         self.check_request(request.prompt_token_ids, request.params)
+        waiting, limit = self.scheduler.num_waiting_sequences, self.config.max_num_waiting
+        if limit is not None and waiting + request.num_seats > limit:
+            self._num_rejections += 1
+            raise EngineBusy(
+                f"at most {limit} answers may wait, got {request.num_seats} more than the "
+                f"{waiting} that wait already"
+            )
+        if isinstance(request.params, BeamSearchParams):
+            longest = self.max_model_len - len(request.prompt_token_ids)
+            request.beam_search = BeamSearch(
+                request.params,
+                stop_token_ids=self._stop_token_ids(request.params),
+                max_tokens=min(request.params.max_tokens, longest),
+            )
         self.scheduler.add(request)
 
     def abort(self, request: Request) -> None:
@@ -155,26 +113,34 @@ class Engine:
         self._count(output)
         logits = self.runner.execute(output)
         self.scheduler.complete(output)
+        self._note_prompt_logprobs(output, logits)
 
         rows: list[int] = []
-        sequences: list[Sequence] = []
+        samples: list[Sequence] = []
+        beams: list[tuple[int, Sequence]] = []
         completing = (item.sequence for item in output.scheduled if item.completes)
         for row, sequence in enumerate(completing):
-            samples = self.scheduler.fork(sequence)
-            rows += [row] * len(samples)
-            sequences += samples
-        tokens = sample(logits[rows], [_sampling_row(sequence) for sequence in sequences])
-        return self._extend(sequences, tokens)
+            if sequence.request.beam_search is not None:
+                beams.append((row, sequence))
+            else:
+                forked = self._fork_samples(sequence)
+                rows += [row] * len(forked)
+                samples += forked
+        return self._sample(logits.last[rows], samples) + self._search(logits.last, beams)
 
     def stats(self) -> EngineStats:
         """What has been done so far."""
-        pool = self.manager.stats()
+        pool, counters = self.manager.stats(), self.scheduler.counters
         return EngineStats(
             num_prefill_tokens=self._num_prefill_tokens,
-            num_cached_tokens=self.scheduler.num_cached_tokens,
+            num_cached_tokens=counters.num_cached_tokens,
             num_generated_tokens=self._num_generated_tokens,
             num_steps=self._num_steps,
-            num_preemptions_recompute=self.scheduler.num_preemptions,
+            num_deferrals=counters.num_deferrals,
+            num_bypasses=counters.num_bypasses,
+            num_evicted_blocks=pool.num_evicted_blocks,
+            num_preemptions_recompute=counters.num_preemptions_recompute,
+            num_rejections=self._num_rejections,
             peak_blocks=self._peak_blocks,
             num_forks=pool.num_forks,
             num_copies=pool.num_copies,
@@ -183,7 +149,71 @@ class Engine:
             num_leaked_blocks=0 if self.has_work else pool.num_held_blocks + pool.num_fenced_blocks,
         )
 
-    def _extend(self, sequences: Iterable[Sequence], tokens: Iterable[int]) -> list[Request]:
+    # ── what is refused ──────────────────────────────────────────────────────────────────────
+
+    def _check_prompt(self, token_ids: list[int]) -> None:
+        num_prompt_tokens = len(token_ids)
+        if num_prompt_tokens < 1:
+            raise InvalidRequest("the prompt is empty: it must have at least one token")
+        self._check_token_ids(token_ids)
+        pool = self.manager.num_blocks * self.manager.block_size
+        limits = {
+            "the model's context": self.model_len,
+            "the pool": pool,
+            "max_model_len": self.max_model_len,
+        }
+        for name, limit in limits.items():
+            if num_prompt_tokens >= limit:
+                raise InvalidRequest(
+                    f"the prompt has {num_prompt_tokens} tokens, but {name} holds {limit}, "
+                    f"which must leave room for at least one generated token"
+                )
+
+    def _check_params(self, params: GenerationParams) -> None:
+        if params.num_sequences > self.config.max_num_seqs:
+            name = "num_beams" if isinstance(params, BeamSearchParams) else "n"
+            raise InvalidRequest(
+                f"{name} must be at most max_num_seqs, got {params.num_sequences} and "
+                f"{self.config.max_num_seqs}"
+            )
+        self._check_token_ids(params.stop_token_ids)
+        self._check_token_ids(params.logit_bias)
+        if isinstance(params, SamplingParams) and params.stop and self._tokenizer is None:
+            raise InvalidRequest("stop texts need a tokenizer, and this engine has none")
+
+    def _check_token_ids(self, token_ids: Iterable[int]) -> None:
+        if strange := [t for t in token_ids if not 0 <= t < self.vocab_size]:
+            raise InvalidRequest(f"token ids must be in [0, {self.vocab_size}), got {strange[0]}")
+
+    # ── samples ──────────────────────────────────────────────────────────────────────────────
+
+    def _fork_samples(self, sequence: Sequence) -> list[Sequence]:
+        """The samples that go on from a sequence: itself, and its children the first time."""
+        request = sequence.request
+        if request.is_forked:
+            return [sequence]
+        request.is_forked = True
+        num_children = request.params.num_sequences - 1
+        children = [self.scheduler.fork(sequence) for _ in range(num_children)]
+        for one in (sequence, *children):
+            one.detokenizer = self._detokenizer(request.params)
+        return [sequence, *children]
+
+    def _detokenizer(self, params: GenerationParams) -> Detokenizer | None:
+        if not isinstance(params, SamplingParams) or not params.stop or self._tokenizer is None:
+            return None
+        return Detokenizer(
+            self._tokenizer,
+            params.stop,
+            include_stop=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+        )
+
+    def _sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[Request]:
+        """Choose a token for each of these samples; the requests that finished with it."""
+        processed = process(logits, [self._history(sequence) for sequence in sequences])
+        tokens = sample(processed, [_sampling_row(sequence) for sequence in sequences])
+        _note_logprobs(logits, sequences, tokens)
         finished = []
         for sequence, token in zip(sequences, tokens, strict=True):
             sequence.token_ids.append(token)
@@ -195,8 +225,13 @@ class Engine:
         return finished
 
     def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
-        params = sequence.request.params
-        if token in self._eos_token_ids and not params.ignore_eos:
+        params, detokenizer = sequence.request.params, sequence.detokenizer
+        if detokenizer is not None and detokenizer.append(token):
+            sequence.stop_reason = detokenizer.stop_reason
+            return FinishReason.STOP
+        if token in params.stop_token_ids:
+            sequence.stop_reason = token
+        if token in self._stop_token_ids(params):
             return FinishReason.STOP
         if (
             sequence.num_output_tokens >= params.max_tokens
@@ -204,6 +239,98 @@ class Engine:
         ):
             return FinishReason.LENGTH
         return None
+
+    def _stop_token_ids(self, params: GenerationParams) -> frozenset[int]:
+        if params.ignore_eos:
+            return frozenset(params.stop_token_ids)
+        return self._eos_token_ids.union(params.stop_token_ids)
+
+    def _history(self, sequence: Sequence) -> History:
+        request = sequence.request
+        return History(
+            request.params,
+            request.prompt_token_ids,
+            sequence.output_token_ids,
+            self._stop_token_ids(request.params),
+        )
+
+    def _note_prompt_logprobs(self, output: SchedulerOutput, logits: StepLogits) -> None:
+        """Keep the log-probabilities of prompts; the row of a token says what follows it."""
+        wanting = [item for item in output.scheduled if item.wants_logits]
+        for item, rows in zip(wanting, logits.whole, strict=True):
+            request, params = item.sequence.request, item.sequence.request.params
+            known = request.prompt_logprobs or [None]
+            following = request.prompt_token_ids[len(known) : item.stop + 1]
+            if following and isinstance(params, SamplingParams):
+                first = len(known) - 1 - item.start
+                known += token_logprobs(
+                    rows[first : first + len(following)], following, params.prompt_logprobs or 0
+                )
+            request.prompt_logprobs = known
+
+    # ── beams ────────────────────────────────────────────────────────────────────────────────
+
+    def _search(self, logits: torch.Tensor, beams: list[tuple[int, Sequence]]) -> list[Request]:
+        """Note the candidates of these beams; groups that are complete take their step."""
+        if not beams:
+            return []
+        sequences = [sequence for _, sequence in beams]
+        logprobs = logits[[row for row, _ in beams]].log_softmax(dim=-1)
+        # As in transformers, what changes logits of samples changes log-probabilities of beams.
+        logprobs = process(logprobs, [self._history(sequence) for sequence in sequences])
+        for sequence, row in zip(sequences, logprobs, strict=True):
+            assert sequence.request.beam_search is not None, "it is a beam"
+            sequence.candidates = sequence.request.beam_search.candidates(row)
+        groups = dict.fromkeys(sequence.request for sequence in sequences)
+        return [request for request in groups if self._advance(request)]
+
+    def _advance(self, request: Request) -> bool:
+        """Let a group of beams take one step, if all have their candidates; whether it ended."""
+        search, beams = request.beam_search, request.sequences
+        candidates = [beam.candidates for beam in beams if beam.candidates is not None]
+        if search is None or len(candidates) < len(beams):
+            return False
+        going = search.advance([beam.output_token_ids for beam in beams], candidates)
+        self._num_generated_tokens += len(going)
+        request.sequences = self._follow(beams, going)
+        request.is_forked = True
+        if going:
+            return False
+        for index, answer in enumerate(search.finished):
+            reason = FinishReason.STOP if answer.is_stopped else FinishReason.LENGTH
+            token_ids = [*request.prompt_token_ids, *answer.token_ids]
+            request.sequences.append(
+                Sequence(
+                    request,
+                    index,
+                    token_ids,
+                    finish_reason=reason,
+                    cumulative_logprob=answer.score,
+                )
+            )
+        return True
+
+    def _follow(self, beams: list[Sequence], going: list[Continuation]) -> list[Sequence]:
+        """Fork and drop beams so that each that goes on has a sequence; they share what they can."""
+        request = beams[0].request
+        request.sequences = []
+        children: list[Sequence] = []
+        used: set[int] = set()
+        for one in going:
+            parent = beams[one.parent]
+            child = self.scheduler.fork(parent) if one.parent in used else parent
+            used.add(one.parent)
+            children.append(child)
+        for place, beam in enumerate(beams):
+            if place not in used:
+                self.scheduler.drop(beam)
+        # Tokens come last: a fork shares all that its parent has computed, and no more.
+        for child, one in zip(children, going, strict=True):
+            child.token_ids.append(one.token_id)
+            child.candidates = None
+        return children
+
+    # ── what is counted ──────────────────────────────────────────────────────────────────────
 
     def _count(self, output: SchedulerOutput) -> None:
         """Count a step's work, and note the fullest moment of the pool."""
@@ -228,9 +355,30 @@ class Engine:
 
 def _sampling_row(sequence: Sequence) -> SamplingRow:
     request = sequence.request
+    assert isinstance(request.params, SamplingParams), "beams are not drawn"
     return SamplingRow(
         request.params, request.seed, sequence.index, position=sequence.num_output_tokens
     )
+
+
+def _note_logprobs(logits: torch.Tensor, sequences: list[Sequence], tokens: list[int]) -> None:
+    """Keep the log-probabilities of samples that ask for them, or are compared by them."""
+    wanted: dict[int, int] = {}
+    for row, sequence in enumerate(sequences):
+        params = sequence.request.params
+        if isinstance(params, SamplingParams) and (
+            params.logprobs is not None or params.num_sequences > params.n
+        ):
+            wanted[row] = params.logprobs or 0
+    if not wanted:
+        return
+    rows = list(wanted)
+    noted = token_logprobs(logits[rows], [tokens[row] for row in rows], max(wanted.values()))
+    for row, found in zip(rows, noted, strict=True):
+        top = tuple(islice(found.top, wanted[row]))
+        sequence = sequences[row]
+        sequence.logprobs.append(TokenLogprobs(found.token_id, found.logprob, found.rank, top))
+        sequence.cumulative_logprob += found.logprob
 
 
 def _num_prompt_tokens(item: ScheduledSequence) -> int:

@@ -5,6 +5,7 @@
     KVRuntimeError
     ├── CheckpointError        (ValueError)         a checkpoint that cannot be used
     │   └── CheckpointNotFound (FileNotFoundError)  nothing is there, or a file of it is missing
+    ├── EngineBusy             (RuntimeError)       as many requests wait as may wait
     ├── InvalidRequest         (ValueError)         a prompt or a setting that cannot be served
     └── MissingDependency      (ImportError)        an optional package is not installed
 
@@ -14,6 +15,7 @@ This module knows names and meanings only; what is wrong is said where it is fou
 __all__ = [
     "CheckpointError",
     "CheckpointNotFound",
+    "EngineBusy",
     "InvalidRequest",
     "KVRuntimeError",
     "MissingDependency",
@@ -30,6 +32,10 @@ class CheckpointError(KVRuntimeError, ValueError):
 
 class CheckpointNotFound(CheckpointError, FileNotFoundError):
     """A checkpoint, or a file that belongs to it, does not exist."""
+
+
+class EngineBusy(KVRuntimeError, RuntimeError):
+    """A request is refused for now: as many wait as may wait. Later it may be served."""
 
 
 class InvalidRequest(KVRuntimeError, ValueError):

@@ -7,7 +7,9 @@ servers, terminals or files other than the checkpoint.
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections import abc
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 from itertools import count
 from numbers import Integral
 from operator import index
@@ -16,17 +18,20 @@ from typing import Any, TypeAlias, cast
 
 import torch
 
-from kvruntime.engine import Engine, EngineConfig, EngineStats
+from kvruntime.engine import Engine
+from kvruntime.engine_config import EngineConfig
 from kvruntime.errors import InvalidRequest
 from kvruntime.models import Llama
-from kvruntime.request import CompletionOutput, Request, RequestOutput
-from kvruntime.sampling_params import SamplingParams
+from kvruntime.request import CompletionOutput, Request, RequestOutput, Sequence
+from kvruntime.sampling_params import BeamSearchParams, SamplingParams
+from kvruntime.stats import EngineStats
 from kvruntime.weights import Checkpoint, Progress, load_checkpoint
 
 __all__ = ["LLM"]
 
 Message: TypeAlias = Mapping[str, Any]
-Prompt: TypeAlias = str | Sequence[int]
+Params: TypeAlias = SamplingParams | BeamSearchParams
+Prompt: TypeAlias = str | SequenceOf[int]
 
 
 class LLM:
@@ -65,28 +70,41 @@ class LLM:
         )
         torch.set_num_threads(num_threads)
         self.tokenizer = checkpoint.tokenizer
-        self.engine = Engine(Llama(checkpoint.config, checkpoint.tensors), config)
+        self.engine = Engine(
+            Llama(checkpoint.config, checkpoint.tensors), config, checkpoint.tokenizer
+        )
         self._progress = progress
         self._request_ids = count()
         self._seconds = 0.0
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | None = None,
+        prompts: Prompt | SequenceOf[Prompt],
+        params: Params | SequenceOf[Params] | None = None,
+        *,
+        priority: int | SequenceOf[int] = 0,
+        cache_salt: str | None = None,
     ) -> list[RequestOutput]:
-        """Continue prompts, texts or token ids, batched together; outputs are in their order."""
-        return self._answer([self._encode(prompt) for prompt in _listed(prompts)], params)
+        """Continue prompts, texts or token ids, batched together; outputs are in their order.
+
+        `params` and `priority` are one for all prompts, or one for each. Prompts of different
+        `cache_salt` share no cached blocks.
+        """
+        encoded = [self._encode(prompt) for prompt in _listed(prompts)]
+        return self._answer(encoded, params, priority, cache_salt)
 
     def chat(
         self,
-        conversations: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | None = None,
+        conversations: SequenceOf[Message] | SequenceOf[SequenceOf[Message]],
+        params: Params | SequenceOf[Params] | None = None,
+        *,
+        priority: int | SequenceOf[int] = 0,
+        cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, through the model's own chat template."""
         texts = [self.tokenizer.apply_chat_template(c) for c in _conversations(conversations)]
         encoded = [(text, self._tokenize(text, add_special_tokens=False)) for text in texts]
-        return self._answer(encoded, params)
+        return self._answer(encoded, params, priority, cache_salt)
 
     @property
     def stats(self) -> EngineStats:
@@ -118,20 +136,33 @@ class LLM:
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def _answer(
-        self, encoded: Sequence[tuple[str | None, list[int]]], params: SamplingParams | None
+        self,
+        encoded: SequenceOf[tuple[str | None, list[int]]],
+        params: Params | SequenceOf[Params] | None,
+        priority: int | SequenceOf[int],
+        cache_salt: str | None,
     ) -> list[RequestOutput]:
-        params = params or SamplingParams()
-        for _, token_ids in encoded:
-            self.engine.check_request(token_ids, params)
-        seed = secrets.randbits(64) if params.seed is None else params.seed
+        each = _one_each("params", SamplingParams() if params is None else params, len(encoded))
+        priorities = _one_each("priority", priority, len(encoded))
+        for (_, token_ids), chosen in zip(encoded, each, strict=True):
+            self.engine.check_request(token_ids, chosen)
+        drawn = secrets.randbits(64)  # one for all, so that equal prompts have equal answers
         requests = [
-            Request(next(self._request_ids), self._text(text, token_ids), token_ids, params, seed)
-            for text, token_ids in encoded
+            Request(
+                next(self._request_ids),
+                self._text(text, token_ids),
+                token_ids,
+                chosen,
+                _seed(chosen, drawn),
+                rank,
+                cache_salt,
+            )
+            for (text, token_ids), chosen, rank in zip(encoded, each, priorities, strict=True)
         ]
         try:
             for request in requests:
                 self.engine.add(request)
-            self._run(len(requests) * params.n * params.max_tokens)
+            self._run(sum(one.params.num_sequences * one.params.max_tokens for one in requests))
         except BaseException:
             for request in requests:
                 self.engine.abort(request)
@@ -154,34 +185,69 @@ class LLM:
         self._seconds += time.perf_counter() - start
 
     def _output(self, request: Request) -> RequestOutput:
-        outputs = []
-        for sequence in request.sequences:
-            token_ids = sequence.output_token_ids
-            reason = sequence.finish_reason
-            assert reason is not None, "a request is answered when all its samples have ended"
-            text = self.tokenizer.decode(token_ids)
-            outputs.append(CompletionOutput(sequence.index, text, token_ids, reason))
+        outputs = tuple(
+            self._completion(index, sequence) for index, sequence in enumerate(request.answers())
+        )
+        params = request.params
+        wants_prompt = isinstance(params, SamplingParams) and params.prompt_logprobs is not None
         return RequestOutput(
             request.request_id,
             request.prompt,
             request.prompt_token_ids,
             request.num_cached_tokens or 0,
-            tuple(outputs),
+            outputs,
+            tuple(request.prompt_logprobs or [None]) if wants_prompt else None,
+        )
+
+    def _completion(self, index: int, sequence: Sequence) -> CompletionOutput:
+        token_ids, reason = sequence.output_token_ids, sequence.finish_reason
+        assert reason is not None, "a request is answered when all its samples have ended"
+        if sequence.detokenizer is None:
+            text = self.tokenizer.decode(token_ids)
+        else:
+            sequence.detokenizer.finish()
+            text = sequence.detokenizer.text
+        params = sequence.request.params
+        is_beam = isinstance(params, BeamSearchParams)
+        wants_logprobs = isinstance(params, SamplingParams) and params.logprobs is not None
+        is_counted = is_beam or bool(sequence.logprobs)
+        return CompletionOutput(
+            index,
+            text,
+            token_ids,
+            reason,
+            sequence.stop_reason,
+            sequence.cumulative_logprob if is_counted else None,
+            tuple(sequence.logprobs) if wants_logprobs else None,
         )
 
 
-def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+def _seed(params: Params, drawn: int) -> int:
+    chosen = params.seed if isinstance(params, SamplingParams) else 0  # beams know no chance
+    return drawn if chosen is None else chosen
+
+
+def _one_each(name: str, given: Any, count: int) -> list[Any]:
+    """One value for all prompts, or a list with one for each."""
+    if not isinstance(given, abc.Sequence):
+        return [given] * count
+    if len(given) != count:
+        raise InvalidRequest(f"{name} must be one, or one a prompt, got {len(given)} for {count}")
+    return list(given)
+
+
+def _listed(prompts: Prompt | SequenceOf[Prompt]) -> SequenceOf[Prompt]:
     """One prompt is a list of one: a text, or a sequence of token ids."""
     if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Integral)):
         return [cast("Prompt", prompts)]
-    return cast("Sequence[Prompt]", prompts)
+    return cast("SequenceOf[Prompt]", prompts)
 
 
 def _conversations(
-    conversations: Sequence[Message] | Sequence[Sequence[Message]],
-) -> Sequence[Sequence[Message]]:
+    conversations: SequenceOf[Message] | SequenceOf[SequenceOf[Message]],
+) -> SequenceOf[SequenceOf[Message]]:
     """One conversation is a list of one: its first element is a message."""
-    listed: Sequence[Any] = conversations
+    listed: SequenceOf[Any] = conversations
     if conversations and isinstance(conversations[0], Mapping):
         listed = [conversations]
     for conversation in listed:

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from kvkernels import copy_blocks, paged_attention, write_kv
 from kvruntime.errors import InvalidRequest
 from kvruntime.models import Llama
-from kvruntime.scheduler import ScheduledSequence, SchedulerOutput
+from kvruntime.steps import ScheduledSequence, SchedulerOutput
 
-__all__ = ["KVCache", "ModelRunner"]
+__all__ = ["KVCache", "ModelRunner", "StepLogits"]
 
 # A matrix product keeps a row's result independent of its neighbours at these row counts.
 _ROWS = 8
@@ -48,6 +48,18 @@ class KVCache:
         return cls(tuple(arrays[:num_layers]), tuple(arrays[num_layers:]))
 
 
+@dataclass(frozen=True, slots=True)
+class StepLogits:
+    """What a step scored, float32: the next tokens of its R sequences that complete, and more.
+
+    `last` is [R, vocab_size], in the order of the schedule; `whole` has [its tokens, vocab_size]
+    for each sequence that wants the logits of all its tokens.
+    """
+
+    last: torch.Tensor
+    whole: tuple[torch.Tensor, ...] = ()
+
+
 class ModelRunner:
     """Copies blocks, runs the flat batch of a step, and returns the logits that are asked for."""
 
@@ -58,11 +70,8 @@ class ModelRunner:
             config.num_layers, num_blocks, config.num_kv_heads, block_size, config.head_dim
         )
 
-    def execute(self, output: SchedulerOutput) -> torch.Tensor:
-        """Run a step; the logits, float32 [R, vocab_size], of its R sequences that complete.
-
-        Their order is that of the schedule. The step's KV is in the cache afterwards.
-        """
+    def execute(self, output: SchedulerOutput) -> StepLogits:
+        """Run a step; its KV is in the cache afterwards."""
         if output.copies:
             copy_blocks((*self.cache.keys, *self.cache.values), output.copies)
         token_ids = np.fromiter(
@@ -73,10 +82,17 @@ class ModelRunner:
         hidden = self.model.forward(
             torch.from_numpy(_pad(token_ids)), torch.from_numpy(_pad(positions)), attention
         )
-        ends = attention.cu_seqlens_q[1:] - 1
-        rows = ends[[s.completes for s in output.scheduled]]
-        logits = self.model.logits(hidden[torch.from_numpy(_pad(rows))])
-        return logits[: len(rows)]
+        starts, ends = attention.cu_seqlens_q[:-1], attention.cu_seqlens_q[1:]
+        completing = ends[[s.completes for s in output.scheduled]] - 1
+        whole = [
+            self._logits(hidden, np.arange(start, end))
+            for item, start, end in zip(output.scheduled, starts, ends, strict=True)
+            if item.wants_logits
+        ]
+        return StepLogits(self._logits(hidden, completing), tuple(whole))
+
+    def _logits(self, hidden: torch.Tensor, rows: NDArray[np.integer]) -> torch.Tensor:
+        return self.model.logits(hidden[torch.from_numpy(_pad(rows))])[: len(rows)]
 
 
 class _PagedAttention:

@@ -10,109 +10,133 @@ Knows requests and the block manager. Does not know models, arrays or how tokens
 from __future__ import annotations
 
 from array import array
+from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice, repeat
+from typing import Literal, NamedTuple
 
-from kvblocks import BlockCopy, BlockManager, OutOfBlocks
-from kvruntime.request import FinishReason, Request, Sequence
+from kvblocks import BlockCopy, BlockManager
+from kvruntime.engine_config import SchedulerConfig
+from kvruntime.request import Event, FinishReason, Request, Sequence
+from kvruntime.steps import ScheduledSequence, SchedulerOutput, StepRecord
 
-__all__ = ["ScheduledSequence", "Scheduler", "SchedulerOutput"]
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
-    """The tokens of a sequence to compute now, and the blocks its whole context lies in."""
-
-    sequence: Sequence
-    start: int  # the position of the first token
-    token_ids: list[int]
-    block_table: array[int]
-    completes: bool  # no known token is left after this step, so that the next one is chosen
-
-    @property
-    def stop(self) -> int:
-        """The position after the last token: the length of the context after this step."""
-        return self.start + len(self.token_ids)
+__all__ = ["Scheduler", "SchedulerCounters"]
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerOutput:
-    """One step: copies first, then one flat batch of tokens, each with the slot its KV goes to."""
+@dataclass(slots=True)
+class SchedulerCounters:
+    """How often each policy acted. A request that waits for room is deferred once, until it runs."""
 
-    step: int
-    scheduled: tuple[ScheduledSequence, ...]
-    slot_mapping: array[int]
+    num_deferrals: int = 0
+    num_bypasses: int = 0
+    num_preemptions_recompute: int = 0
+    num_cached_tokens: int = 0  # of prompts, those of sequences that came back included
+
+
+class _Part(NamedTuple):
+    """A part of a step that has its blocks."""
+
+    batch: Mapping[Sequence, int]
+    slots: Iterable[int]
     copies: tuple[BlockCopy, ...]
 
 
 class Scheduler:
-    """First come, first served, within a budget of tokens a step and a pool of blocks.
+    """Serves in order, within a budget of tokens a step and a pool of blocks.
 
-    When running sequences need more blocks than there are, the one that came last gives its blocks
-    up and is computed again later, prompt and generated tokens alike.
+    When running sequences need more blocks than there are, those of the request that came last give
+    theirs up and go on later, before requests that never ran. The policies of `SchedulerConfig` say
+    what "in order" means, and what else is done first.
     """
 
-    def __init__(
-        self, manager: BlockManager, *, max_num_batched_tokens: int, max_num_seqs: int
-    ) -> None:
+    def __init__(self, manager: BlockManager, config: SchedulerConfig) -> None:
         self.manager = manager
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_num_seqs = max_num_seqs
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
-        self.num_preemptions = 0
-        self.num_cached_tokens = 0  # of prompts, those of sequences that came back included
+        self.config = config
+        self.waiting: list[Sequence] = []  # in the order in which they are admitted
+        self.running: list[Sequence] = []  # in the order in which they are served
+        self.counters = SchedulerCounters()
+        self.log: deque[StepRecord] = deque(maxlen=config.log_steps)
+        self._num_arrived = 0
+        self._step = 0
+        self._events: list[Event] = []
 
     @property
     def has_work(self) -> bool:
         """Whether any sequence is waiting or running."""
         return bool(self.waiting or self.running)
 
+    @property
+    def num_waiting_sequences(self) -> int:
+        """Answers to come of requests that wait."""
+        return sum(1 if s.request.is_forked else s.request.num_seats for s in self.waiting)
+
     def add(self, request: Request) -> None:
         """Queue a request."""
-        self.waiting.extend(request.sequences)
+        request.arrival = self._num_arrived
+        self._num_arrived += 1
+        for sequence in request.sequences:
+            self._wait(sequence)
 
     def schedule(self) -> SchedulerOutput:
         """Open a step: choose who runs, and take the blocks it needs."""
-        step = self.manager.begin_step()
-        batch = self._schedule_running()
-        plans = [self.manager.append(_entries(batch))]
-        admitted = self._admit(self.max_num_batched_tokens - sum(batch.values()))
-        plans.append(self.manager.append(_entries(admitted)))
-        batch |= admitted
-        return SchedulerOutput(
-            step=step,
-            scheduled=tuple(self._describe(sequence, n) for sequence, n in batch.items()),
-            slot_mapping=array("q", chain.from_iterable(plan.slot_mapping for plan in plans)),
-            copies=tuple(chain.from_iterable(plan.copies for plan in plans)),
+        self._step = self.manager.begin_step()
+        self._events = []
+        batch, num_preempted = self._schedule_running()
+        parts = [self._append(batch)]
+        budget = self.config.max_num_batched_tokens - sum(batch.values())
+        # What just gave its blocks up must not take them back from those that needed them.
+        if not num_preempted:
+            parts.append(self._admit(budget))
+        while not any(part.batch for part in parts):
+            parts.append(self._admit(budget))
+            if not parts[-1].batch:
+                self._preempt([self.running[-1]], "a beam that it waits for has no room")
+        output = SchedulerOutput(
+            step=self._step,
+            scheduled=tuple(
+                self._describe(sequence, n) for part in parts for sequence, n in part.batch.items()
+            ),
+            slot_mapping=array("q", chain.from_iterable(part.slots for part in parts)),
+            copies=tuple(chain.from_iterable(part.copies for part in parts)),
         )
+        self._record(output)
+        return output
 
     def complete(self, output: SchedulerOutput) -> None:
         """Close a step that has run: its positions are written, and may be shared."""
         self.manager.complete_step(output.step)
         for item in output.scheduled:
-            item.sequence.num_computed_tokens = item.stop
-            self.manager.commit(item.sequence.seq_id, item.stop)
+            sequence = item.sequence
+            sequence.num_computed_tokens = item.stop
+            computed = self.manager.num_computed_tokens(sequence.seq_id)
+            self.manager.commit(sequence.seq_id, computed)
 
-    def fork(self, sequence: Sequence) -> list[Sequence]:
-        """The samples that go on from a sequence: itself, and its children the first time."""
-        request = sequence.request
-        if len(request.sequences) == request.params.n:
-            return [sequence]
-        children = [sequence.fork(index) for index in range(1, request.params.n)]
-        for child in children:
+    def fork(self, sequence: Sequence) -> Sequence:
+        """Another answer that goes on from a sequence, sharing its blocks where it has any."""
+        child = sequence.fork()
+        if sequence.seq_id in self.manager and not sequence.is_swapped:
             self.manager.fork(sequence.seq_id, child.seq_id)
-        place = self.running.index(sequence) + 1
-        self.running[place:place] = children
-        return [sequence, *children]
+            self._run(child)
+        else:
+            child.num_computed_tokens = 0
+            self._wait(child)
+        return child
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a running sequence and give its blocks back."""
+        """End a sequence and give its blocks back."""
         sequence.finish_reason = reason
-        self.running.remove(sequence)
-        self.manager.free(sequence.seq_id)
+        self._tell(sequence, "finished", reason)
+        self.drop(sequence)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take a sequence out, wherever it stands, and give its blocks back."""
+        for queue in (self.waiting, self.running):
+            if sequence in queue:
+                queue.remove(sequence)
+        if sequence.seq_id in self.manager:
+            self.manager.free(sequence.seq_id)
 
     def abort(self, request: Request) -> None:
         """Drop a request, wherever it stands, and give its blocks back.
@@ -120,60 +144,138 @@ class Scheduler:
         Also in the midst of a step that failed: nothing is in flight afterwards.
         """
         for sequence in request.sequences:
-            for queue in (self.waiting, self.running):
-                if sequence in queue:
-                    queue.remove(sequence)
-            if sequence.seq_id in self.manager:
-                self.manager.free(sequence.seq_id)
+            self.drop(sequence)
         self.manager.complete_step(self.manager.begin_step())
 
-    def _schedule_running(self) -> dict[Sequence, int]:
-        """Give each running sequence its pending tokens, oldest first; preempt until all fit."""
+    # ── who goes on ──────────────────────────────────────────────────────────────────────────
+
+    def _schedule_running(self) -> tuple[dict[Sequence, int], int]:
+        """Give each running sequence its pending tokens, in order; preempt until all fit."""
         batch: dict[Sequence, int] = {}
-        budget = self.max_num_batched_tokens
+        budget = self.config.max_num_batched_tokens
         for sequence in self.running:
             if num_tokens := min(sequence.num_pending_tokens, budget):
                 batch[sequence] = num_tokens
                 budget -= num_tokens
-        while not self.manager.can_append(_entries(batch)).is_now:
-            batch.pop(self._preempt_newest(), None)
-        return batch
+        num_preempted = 0
+        while reason := self._shortage(batch):
+            victims = self._newest()
+            for victim in victims:
+                batch.pop(victim, None)
+            self._preempt(victims, reason)
+            num_preempted += len(victims)
+        return batch, num_preempted
 
-    def _admit(self, budget: int) -> dict[Sequence, int]:
+    def _shortage(self, batch: Mapping[Sequence, int]) -> str:
+        """Why a batch of running sequences cannot have its blocks; nothing if it can."""
+        verdict = self.manager.can_append(self._entries(batch))
+        if not verdict.is_now:
+            return str(verdict)
+        if self._spares_cache and verdict.num_needed_blocks > self._num_free_blocks:
+            return f"{verdict}, but only by evicting cached blocks"
+        return ""
+
+    @property
+    def _spares_cache(self) -> bool:
+        """Whether cached blocks stay while there is somebody to preempt, or to defer instead."""
+        return self.config.eviction == "after" and len({s.request for s in self.running}) > 1
+
+    @property
+    def _num_free_blocks(self) -> int:
+        return self.manager.stats().num_free_blocks
+
+    def _newest(self) -> list[Sequence]:
+        """Whom to preempt: the request that came last, as a whole; the last one, sample by sample.
+
+        So that samples go on sharing what they share, and the oldest sequence always goes on.
+        """
+        request = self.running[-1].request
+        if self.running[0].request is request:
+            return [self.running[-1]]
+        return [sequence for sequence in self.running if sequence.request is request]
+
+    def _preempt(self, victims: list[Sequence], reason: str) -> None:
+        for victim in victims:
+            self.running.remove(victim)
+            self.manager.free(victim.seq_id)
+            victim.num_computed_tokens = 0
+            self.counters.num_preemptions_recompute += 1
+            victim.request.num_preemptions += 1
+            self._tell(victim, "preempted, to be recomputed", reason)
+            self._wait(victim)
+
+    # ── who starts ───────────────────────────────────────────────────────────────────────────
+
+    def _admit(self, budget: int) -> _Part:
         """Start waiting sequences in order, each with blocks for all its tokens."""
         admitted: dict[Sequence, int] = {}
-        while self.waiting and budget:
-            sequence = self.waiting[0]
-            if not self._has_seat(sequence) or self._prefix_is_being_computed(sequence):
+        bypassed: list[Request] = []
+        for sequence in list(self.waiting):
+            if not budget:
                 break
-            try:
-                allocation = self.manager.allocate(sequence.seq_id, sequence.token_ids)
-            except OutOfBlocks:
-                break
-            self.waiting.popleft()
-            self.running.append(sequence)
-            sequence.num_computed_tokens = allocation.num_cached_tokens
-            self._count_cached(sequence)
+            if sequence.candidates is not None:
+                continue  # it has nothing to compute until the other beams have theirs
+            if obstacle := self._obstacle(sequence):
+                self._defer(sequence, *obstacle)
+                if not self._may_be_bypassed(sequence):
+                    break
+                bypassed.append(sequence.request)
+                continue
+            self._start(sequence)
             admitted[sequence] = min(sequence.num_pending_tokens, budget)
             budget -= admitted[sequence]
-        return admitted
+            for request in bypassed:
+                request.num_bypassed += 1
+            self.counters.num_bypasses += len(bypassed)
+            if any(request.num_bypassed >= self.config.skip_ahead for request in bypassed):
+                break
+        return self._append(admitted)
 
-    def _count_cached(self, sequence: Sequence) -> None:
-        request = sequence.request
-        num_cached = min(sequence.num_computed_tokens, len(request.prompt_token_ids))
-        self.num_cached_tokens += num_cached
-        if request.num_cached_tokens is None:
-            request.num_cached_tokens = num_cached
+    def _may_be_bypassed(self, sequence: Sequence) -> bool:
+        """What has run keeps its place; what has not is passed `skip_ahead` times, no more."""
+        return not sequence.has_run and sequence.request.num_bypassed < self.config.skip_ahead
 
-    def _has_seat(self, sequence: Sequence) -> bool:
-        """Whether the batch has room for a sequence and the samples it will fork into."""
-        return self._num_seats(chain(self.running, (sequence,))) <= self.max_num_seqs
+    def _obstacle(self, sequence: Sequence) -> tuple[Literal["waits", "deferred"], str] | None:
+        """Why a sequence cannot start now: it waits for its turn, or is deferred for room."""
+        if self._num_seats(sequence) > self.config.max_num_seqs:
+            return "waits", f"max_num_seqs is {self.config.max_num_seqs}"
+        if self._prefix_is_being_computed(sequence):
+            return "waits", "another request computes its prefix"
+        reason = self._no_room(sequence)
+        return ("deferred", reason) if reason else None
 
-    def _num_seats(self, sequences: Iterable[Sequence]) -> int:
-        return sum(
-            1 if len(s.request.sequences) == s.request.params.n else s.request.params.n
-            for s in sequences
-        )
+    def _no_room(self, sequence: Sequence) -> str:
+        if self.config.admission == "output" and (reason := self._over_promised(sequence)):
+            return reason
+        verdict = self.manager.can_allocate(sequence.token_ids, salt=sequence.request.cache_salt)
+        if not verdict.is_now:
+            return str(verdict)
+        if self._spares_cache and verdict.num_needed_blocks > self._num_free_blocks:
+            return f"{verdict}, but only by evicting cached blocks"
+        return ""
+
+    def _num_seats(self, newcomer: Sequence) -> int:
+        """The seats taken if a sequence joined, with those for the answers it will fork into."""
+        seats: dict[Request, int] = {}
+        for sequence in chain(self.running, (newcomer,)):
+            request = sequence.request
+            alone = request.is_forked and request.beam_search is None
+            seats[request] = seats.get(request, 0) + 1 if alone else request.num_seats
+        return sum(seats.values())
+
+    def _over_promised(self, newcomer: Sequence) -> str:
+        """Why the pool could not hold all that runs, and a newcomer, at their full lengths."""
+        requests = {sequence.request for sequence in self.running}
+        promised = sum(self._num_blocks_at_most(request) for request in requests)
+        needed = self._num_blocks_at_most(newcomer.request)
+        total = self.manager.num_blocks
+        if newcomer.request in requests or not requests or promised + needed <= total:
+            return ""
+        return f"{needed} blocks might be needed, {promised} of {total} are promised to others"
+
+    def _num_blocks_at_most(self, request: Request) -> int:
+        num_tokens = len(request.prompt_token_ids) + request.params.max_tokens
+        return request.params.num_sequences * -(-num_tokens // self.manager.block_size)
 
     def _prefix_is_being_computed(self, sequence: Sequence) -> bool:
         """Whether waiting a step or a few lets a sequence reuse blocks that another computes now.
@@ -182,11 +284,86 @@ class Scheduler:
         """
         if not self.manager.prefix_caching:
             return False
-        cached = self.manager.match(sequence.token_ids).num_tokens
+        salt = sequence.request.cache_salt
+        cached = self.manager.match(sequence.token_ids, salt=salt).num_tokens
         return any(
             _num_shared_tokens(sequence, other, self.manager.block_size) > cached
             for other in self.running
+            if other.request.cache_salt == salt
         )
+
+    def _start(self, sequence: Sequence) -> None:
+        request = sequence.request
+        self.waiting.remove(sequence)
+        allocation = self.manager.allocate(
+            sequence.seq_id, sequence.token_ids, salt=request.cache_salt
+        )
+        found = allocation.num_cached_tokens
+        # Logits are needed of positions that are found as well; these are computed again, from
+        # the blocks that are there, and written nowhere.
+        if request.wants_prompt_logprobs:
+            found = min(found, max(0, len(request.prompt_logprobs) - 1))
+        sequence.num_computed_tokens = found
+        sequence.has_run = True
+        sequence.obstacle = ""
+        num_cached = min(found, len(request.prompt_token_ids))
+        self.counters.num_cached_tokens += num_cached
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = num_cached
+        self._tell(sequence, "admitted", f"{found} of {len(sequence.token_ids)} tokens cached")
+        self._run(sequence)
+
+    def _defer(self, sequence: Sequence, kind: str, reason: str) -> None:
+        if sequence.obstacle == kind:
+            return
+        sequence.obstacle = kind
+        self.counters.num_deferrals += kind == "deferred"
+        self._tell(sequence, kind, reason)
+
+    # ── the queues ───────────────────────────────────────────────────────────────────────────
+
+    def _priority(self, sequence: Sequence) -> int:
+        return sequence.request.priority if self.config.policy == "priority" else 0
+
+    def _run(self, sequence: Sequence) -> None:
+        insort(
+            self.running,
+            sequence,
+            key=lambda s: (self._priority(s), s.request.arrival, s.index),
+        )
+
+    def _wait(self, sequence: Sequence) -> None:
+        """Queue a sequence; what has run goes before what has not."""
+        insort(
+            self.waiting,
+            sequence,
+            key=lambda s: (self._priority(s), not s.has_run, s.request.arrival, s.index),
+        )
+
+    # ── a step in the block manager's terms ──────────────────────────────────────────────────
+
+    def _append(self, batch: Mapping[Sequence, int]) -> _Part:
+        """Take the blocks of a batch; tokens that are computed again get slot -1."""
+        entries = self._entries(batch)
+        plan = self.manager.append(entries)
+        slots: Iterable[int] = plan.slot_mapping
+        if len(plan.slot_mapping) < sum(batch.values()):
+            num_written = (len(entries.get(sequence.seq_id, ())) for sequence in batch)
+            slots = _with_gaps(slots, batch.values(), num_written)
+        return _Part(batch, slots, plan.copies)
+
+    def _entries(self, batch: Mapping[Sequence, int]) -> dict[tuple[int, int], list[int]]:
+        """The token ids of each sequence's next positions, but those whose KV was found."""
+        entries = {
+            s.seq_id: s.token_ids[self._first_unwritten(s) : s.num_computed_tokens + n]
+            for s, n in batch.items()
+        }
+        return {seq_id: token_ids for seq_id, token_ids in entries.items() if token_ids}
+
+    def _first_unwritten(self, sequence: Sequence) -> int:
+        if not sequence.request.wants_prompt_logprobs:
+            return sequence.num_computed_tokens
+        return self.manager.num_computed_tokens(sequence.seq_id)
 
     def _describe(self, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
         start = sequence.num_computed_tokens
@@ -196,23 +373,31 @@ class Scheduler:
             token_ids=sequence.token_ids[start : start + num_tokens],
             block_table=self.manager.block_table(sequence.seq_id),
             completes=num_tokens == sequence.num_pending_tokens,
+            wants_logits=sequence.request.wants_prompt_logprobs,
         )
 
-    def _preempt_newest(self) -> Sequence:
-        victim = self.running.pop()
-        self.manager.free(victim.seq_id)
-        victim.num_computed_tokens = 0
-        self.waiting.appendleft(victim)
-        self.num_preemptions += 1
-        return victim
+    # ── what is told ─────────────────────────────────────────────────────────────────────────
 
+    def _tell(self, sequence: Sequence, kind: str, detail: str = "") -> None:
+        event = Event(self._step, sequence.seq_id, kind, detail)
+        sequence.request.events.append(event)
+        self._events.append(event)
 
-def _entries(batch: Mapping[Sequence, int]) -> dict[tuple[int, int], list[int]]:
-    """A batch in the block manager's terms: the token ids of each sequence's next positions."""
-    return {
-        s.seq_id: s.token_ids[s.num_computed_tokens : s.num_computed_tokens + n]
-        for s, n in batch.items()
-    }
+    def _record(self, output: SchedulerOutput) -> None:
+        pool = self.manager.stats()
+        self.log.append(
+            StepRecord(
+                step=output.step,
+                scheduled=tuple(
+                    (item.sequence.seq_id, len(item.token_ids)) for item in output.scheduled
+                ),
+                events=tuple(self._events),
+                num_free_blocks=pool.num_free_blocks,
+                num_cached_blocks=pool.num_cached_blocks,
+                num_held_blocks=pool.num_held_blocks,
+                num_evicted_blocks=pool.num_evicted_blocks,
+            )
+        )
 
 
 def _num_shared_tokens(sequence: Sequence, other: Sequence, block_size: int) -> int:
@@ -226,3 +411,13 @@ def _num_shared_tokens(sequence: Sequence, other: Sequence, block_size: int) -> 
     ):
         shared += block_size
     return shared
+
+
+def _with_gaps(
+    slots: Iterable[int], num_tokens: Iterable[int], num_written: Iterable[int]
+) -> Iterator[int]:
+    """The slots of a batch in which each sequence's first tokens may write nothing."""
+    following = iter(slots)
+    for tokens, written in zip(num_tokens, num_written, strict=True):
+        yield from repeat(-1, tokens - written)
+        yield from islice(following, written)

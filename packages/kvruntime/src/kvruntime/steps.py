@@ -1,0 +1,62 @@
+"""What one step is made of, and the line that the step log keeps of it.
+
+Knows plain data. Does not know how it was decided, nor who carries it out.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from kvblocks import BlockCopy
+from kvruntime.request import Event, Sequence
+
+__all__ = ["ScheduledSequence", "SchedulerOutput", "StepRecord"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """The tokens of a sequence to compute now, and the blocks its whole context lies in."""
+
+    sequence: Sequence
+    start: int  # the position of the first token
+    token_ids: list[int]
+    block_table: array[int]
+    completes: bool  # no known token is left after this step, so that the next one is chosen
+    wants_logits: bool  # of all its tokens, not only of the last
+
+    @property
+    def stop(self) -> int:
+        """The position after the last token: the length of the context after this step."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step: copies first, then one flat batch of tokens, each with the slot its KV goes to."""
+
+    step: int
+    scheduled: tuple[ScheduledSequence, ...]
+    slot_mapping: array[int]
+    copies: tuple[BlockCopy, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A line of the step log: who ran with how many tokens, what happened to whom, the pool."""
+
+    step: int
+    scheduled: tuple[tuple[tuple[int, int], int], ...]
+    events: tuple[Event, ...]
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_held_blocks: int
+    num_evicted_blocks: int  # since the engine was made
+
+    def __str__(self) -> str:
+        ran = " ".join(f"{request}.{index}+{n}" for (request, index), n in self.scheduled)
+        return (
+            f"step {self.step}: {ran} | blocks held {self.num_held_blocks}, cached "
+            f"{self.num_cached_blocks}, free {self.num_free_blocks}, evicted "
+            f"{self.num_evicted_blocks}"
+        )
