@@ -1,0 +1,69 @@
+"""Which kernel serves which shapes: names of specialisations, their files and their resources.
+
+It knows the templates' parameters and not what they compute. Nothing here touches a GPU.
+"""
+
+from dataclasses import dataclass
+
+# The names of dtypes, and the types of the sources.
+TYPES = {
+    "float32": "float",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float8_e4m3": "e4m3",
+    "int8": "int8",
+}
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "int8": 1}
+
+# Bits of FEATURES in params.cuh.
+SOFTCAP, ALIBI, MANY_ROWS, TOKEN_SCALES, WHOLE_TILES = 1, 2, 4, 8, 16
+
+_SHARED_FILES = ("params.cuh", "attention.cuh")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One compiled kernel: a name expression of a template, and what a launch of it needs."""
+
+    expression: str
+    files: tuple[str, ...]  # of the sources, after device.cuh
+    params: str  # the struct that it takes
+    threads: int
+    shared_bytes: int = 0
+
+
+PLAN = Kernel("plan_batch", (*_SHARED_FILES, "plan.cuh"), "PlanParams", 256)
+
+
+def can_use_tensor_cores(query: str, cache: str, head_dim: int) -> bool:
+    """Whether the fast kernels serve these dtypes and this head dimension."""
+    is_pair = query in {"bfloat16", "float16"} and cache in {query, "float8_e4m3", "int8"}
+    return is_pair and head_dim % 16 == 0 and 16 <= head_dim <= 256
+
+
+def attend_split(query: str, cache: str, head_dim: int, tiles: int, features: int) -> Kernel:
+    """Attention split over the context, for sequences with few rows (split.cuh)."""
+    pitch = head_dim + 4
+    return Kernel(
+        f"attend_split<{TYPES[query]}, {TYPES[cache]}, {head_dim}, {tiles}, {features}u>",
+        (*_SHARED_FILES, "fragments.cuh", "split.cuh"),
+        "AttentionParams",
+        128,
+        4 * 8 * tiles * (pitch * 4 + 8),
+    )
+
+
+def merge_splits(query: str) -> Kernel:
+    """The merge of partial results, in order (split.cuh)."""
+    files = (*_SHARED_FILES, "fragments.cuh", "split.cuh")
+    return Kernel(f"merge_splits<{TYPES[query]}>", files, "AttentionParams", 128)
+
+
+def attend_generic(query: str, cache: str, features: int) -> Kernel:
+    """Attention for every pair of dtypes and any head dimension up to 256 (generic.cuh)."""
+    return Kernel(
+        f"attend_generic<{TYPES[query]}, {TYPES[cache]}, {features}u>",
+        (*_SHARED_FILES, "generic.cuh"),
+        "AttentionParams",
+        128,
+    )

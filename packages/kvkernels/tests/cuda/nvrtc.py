@@ -1,0 +1,83 @@
+"""NVRTC by ctypes, without a GPU, a driver or CuPy: compile the kernels and read what they take.
+
+The library is that of the wheel nvidia-cuda-nvrtc, or of LD_LIBRARY_PATH.
+"""
+
+import ctypes
+import re
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from kvkernels.cuda import source
+from kvkernels.cuda.kernels import Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What ptxas reports of one kernel."""
+
+    registers: int
+    spilled_bytes: int
+    stack_bytes: int
+    static_shared_bytes: int
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """Load NVRTC, or return None where there is none."""
+    for folder in sys.path:
+        for found in sorted(Path(folder).glob("nvidia/cu*/lib/libnvrtc.so.*")):
+            # NVRTC looks for its builtins by name, which finds what is loaded already.
+            for builtins in found.parent.glob("libnvrtc-builtins.so.*"):
+                ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
+            return ctypes.CDLL(str(found))
+    try:
+        return ctypes.CDLL("libnvrtc.so")
+    except OSError:
+        return None
+
+
+def _text_of(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
+    size = ctypes.c_size_t()
+    getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+    text = ctypes.create_string_buffer(size.value)
+    getattr(nvrtc, f"nvrtcGet{what}")(program, text)
+    return text.raw
+
+
+def compile_kernel(kernel: Kernel, arch: str) -> tuple[bytes, Usage]:
+    """Compile one kernel as CuPy does; returns the cubin and what it takes.
+
+    Raises AssertionError with the compiler's log.
+    """
+    nvrtc = library()
+    assert nvrtc is not None
+    text = source.module_text(("device.cuh", *kernel.files)).encode()
+    program = ctypes.c_void_p()
+    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"k.cu", 0, None, None) == 0
+    try:
+        nvrtc.nvrtcAddNameExpression(program, kernel.expression.encode())
+        options = ["-std=c++17", "-ftz=true", "--device-as-default-execution-space"]
+        options += ["--ptxas-options=-v", f"-arch={arch}"]
+        encoded = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        failed = nvrtc.nvrtcCompileProgram(program, len(options), encoded)
+        log = _text_of(nvrtc, program, "ProgramLog").decode()
+        assert not failed, log
+        lowered = ctypes.c_char_p()
+        expression = kernel.expression.encode()
+        nvrtc.nvrtcGetLoweredName(program, expression, ctypes.byref(lowered))
+        assert lowered.value is not None
+        return _text_of(nvrtc, program, "CUBIN"), _usage(log, lowered.value.decode())
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _usage(log: str, name: str) -> Usage:
+    _, _, after = log.partition(f"Compiling entry function '{name}'")
+    report = after.partition("Compiling entry")[0]
+    stack, stores, loads = re.findall(r"(\d+) bytes (?:stack frame|spill)", report)[:3]
+    registers = re.findall(r"Used (\d+) registers", report)[0]
+    shared = re.findall(r"(\d+) bytes smem", report) or ["0"]
+    return Usage(int(registers), int(stores) + int(loads), int(stack), int(shared[0]))
