@@ -1,6 +1,7 @@
 """The command line as a whole: exit codes, streams, and what a stranger types."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -16,7 +17,10 @@ PLAN = ("plan", "--bytes-per-token", "128KiB", "--lengths", "17,31,32,33")
     ("arguments", "sentence"),
     [
         ([], "kvblocks: the following arguments are required: COMMAND (see kvblocks --help)"),
-        (["plan"], "kvblocks: the size of a token is needed: --bytes-per-token, or all of"),
+        (
+            ["plan"],
+            "kvblocks: the cache of a token is needed: --bytes-per-token, or --config, or all of",
+        ),
         (
             ["plan", "--pool", "3XB"],
             "kvblocks plan: argument --pool: the unit of a size must be B, kB, MB, GB, TB, PB,",
@@ -38,7 +42,7 @@ def test_help_ends_with_an_example(
     command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command, "--help"]) == 0
-    assert "\nExample:\n  kvblocks " in capsys.readouterr().out
+    assert re.search(r"\nExamples?:\n  kvblocks ", capsys.readouterr().out)
 
 
 def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

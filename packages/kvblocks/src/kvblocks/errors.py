@@ -14,6 +14,9 @@
     ├── InvalidStep          (ValueError)      a step number that was never begun
     ├── InvalidConfig        (ValueError)      a manager that cannot be
     ├── InvalidSize          (ValueError)      a size, a length or a share outside its range
+    ├── InvalidUsage         (ValueError)      options that contradict each other, or lack one
+    ├── UnreadableFile       (OSError)         a file that cannot be opened or decoded
+    ├── InvalidModelConfig   (ValueError)      a model's config.json that cannot be read
     ├── NothingLeft          (ValueError)      a memory whose other uses leave no room for a pool
     ├── InvalidTrace         (ValueError)      a file that is no trace, or a replay it cannot serve
     └── InvariantViolation   (AssertionError)  `check()` found a fault of this package
@@ -89,6 +92,18 @@ class InvalidConfig(KVBlocksError, ValueError):
 
 class InvalidSize(KVBlocksError, ValueError):
     """A size, a length or a share is a number in its range, written as one."""
+
+
+class InvalidUsage(KVBlocksError, ValueError):
+    """The options of a command line belong together."""
+
+
+class UnreadableFile(KVBlocksError, OSError):
+    """A file that somebody named is there, and is text."""
+
+
+class InvalidModelConfig(KVBlocksError, ValueError):
+    """A model's config.json says how many keys and values its layers keep."""
 
 
 class NothingLeft(KVBlocksError, ValueError):

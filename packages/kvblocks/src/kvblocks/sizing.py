@@ -1,17 +1,14 @@
 """How much memory a paged cache takes: every formula, exact, in integers.
 
-Bytes of a token, of a pool, of a block table; blocks and slots of sequences; where a token lies; and, from
-these, what a block size means for given lengths and a given pool. Names carry their units.
+Bytes of a token, of a pool and of a block table; blocks and slots of a sequence; where a token lies.
+Names carry their units.
 
-Knows arithmetic. Does not know a manager, a model file or how fast a kernel is; that attention
-ignores what a layer with a window has left behind it knows.
+Knows arithmetic. Does not know a manager, a model file or how fast a kernel is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -183,68 +180,49 @@ def locate(token_index: int, block_size: int) -> Location:
     return Location(*divmod(token_index, block_size))
 
 
-@dataclass(frozen=True, slots=True)
-class BlockPlan:
-    """What one block size means for given lengths, and for a pool where there is one."""
+def num_held_blocks(num_tokens: int, block_size: int, window: int | None) -> int:
+    """The blocks of a sequence that hold any of its last `window` tokens; None is all. `InvalidSize`.
 
-    block_size: int
-    num_blocks: int
-    num_slots: int
-    num_bytes: int
-    tail_waste_slots: int
-    table_entries: int
-    fits: bool | None  # None without a pool, and so are the rest
-    free_slots: int | None
-    short_slots: int | None
-    short_bytes: int | None
-
-    @property
-    def tail_waste_ratio(self) -> float:
-        """The share of the slots that hold no token."""
-        return self.tail_waste_slots / self.num_slots if self.num_slots else 0.0
-
-    @property
-    def table_bytes(self) -> int:
-        """An int32 an entry."""
-        return table_bytes(self.table_entries)
-
-
-def plan_blocks(
-    lengths: Iterable[int],
-    block_size: int,
-    *,
-    bytes_per_token: int,
-    pool_bytes: int | None = None,
-) -> BlockPlan:
-    """Blocks, bytes and waste of sequences that are there at the same time and share nothing.
-
-    A pool holds whole blocks: `short_slots` counts those of the missing blocks. O(lengths).
-    `InvalidSize`.
-
-    >>> plan = plan_blocks([17, 31, 32, 33], 16, bytes_per_token=131_072, pool_bytes=2**24)
-    >>> plan.num_blocks, plan.num_slots, plan.tail_waste_slots, plan.fits, plan.short_slots
-    (9, 144, 31, False, 16)
+    >>> num_held_blocks(1000, 16, window=100), num_held_blocks(1000, 16, window=None)
+    (7, 63)
     """
-    require("bytes_per_token", bytes_per_token)
-    kept = list(lengths)
-    needed = sum(num_blocks(length, block_size) for length in kept)
-    block_bytes = block_size * bytes_per_token
-    free = short = None
-    if pool_bytes is not None:
-        require("pool_bytes", pool_bytes)
-        available = pool_bytes // block_bytes
-        free, short = max(0, available - needed), max(0, needed - available)
-    return BlockPlan(
-        block_size=block_size,
-        num_blocks=needed,
-        num_slots=needed * block_size,
-        num_bytes=needed * block_bytes,
-        tail_waste_slots=needed * block_size - sum(kept),
-        table_entries=needed,
-        fits=None if short is None else not short,
-        free_slots=None if free is None else free * block_size,
-        short_slots=None if short is None else short * block_size,
-        short_bytes=None if short is None else short * block_bytes,
+    if window is None:
+        return num_blocks(num_tokens, block_size)
+    require("window", window)
+    return num_blocks(num_tokens, block_size) - max(0, num_tokens - window) // block_size
+
+
+class PackedShapes(NamedTuple):
+    """The x-packed layout of one CUDA kernel of old, not a standard: where 16-byte loads stay whole."""
+
+    x: int  # elements of one 16-byte load
+    num_chunks: int  # such loads in a head
+    key: tuple[int, int, int, int, int]  # num_blocks, num_kv_heads, head_dim / x, block_size, x
+    value: tuple[int, int, int, int]  # num_blocks, num_kv_heads, head_dim, block_size
+
+
+def packed_shapes(
+    num_blocks: int, num_kv_heads: int, head_dim: int, block_size: int, bytes_per_element: int
+) -> PackedShapes:
+    """The shapes of one layer's keys and values. `InvalidSize`.
+
+    >>> packed_shapes(9, 8, 128, 16, bytes_per_element=2)
+    PackedShapes(x=8, num_chunks=16, key=(9, 8, 16, 16, 8), value=(9, 8, 128, 16))
+    """
+    require("num_blocks", num_blocks, least=0)
+    require("num_kv_heads", num_kv_heads)
+    require("head_dim", head_dim)
+    require("block_size", block_size)
+    if bytes_per_element not in {1, 2, 4, 8}:
+        raise InvalidSize(f"bytes_per_element must be 1, 2, 4 or 8, got {bytes_per_element}")
+    x = VECTOR_BYTES // bytes_per_element
+    if head_dim % x:
+        raise InvalidSize(f"head_dim must be a multiple of x = {x}, got {head_dim}")
+    return PackedShapes(
+        x,
+        head_dim // x,
+        (num_blocks, num_kv_heads, head_dim // x, block_size, x),
+        (num_blocks, num_kv_heads, head_dim, block_size),
     )
 
 

@@ -53,6 +53,18 @@ def parse_count(text: str) -> int:
     return _bounded(count, text)
 
 
+def parse_share(text: str) -> Fraction:
+    """A share above 0 and at most 1, as 0.9. `InvalidSize`.
+
+    >>> parse_share("0.9")
+    Fraction(9, 10)
+    """
+    share = Fraction(text.strip()) if _NUMBER.fullmatch(text.strip()) else Fraction(0)
+    if not 0 < share <= 1:
+        raise InvalidSize(f"a share must be above 0 and at most 1, as 0.9, got {text!r}")
+    return share
+
+
 def format_bytes(num_bytes: int) -> str:
     """Bytes in the largest binary unit that they fill, with two decimals where they are needed.
 

@@ -1,6 +1,7 @@
-"""`kvblocks plan`: what block sizes mean for a model, a pool and the lengths of its sequences.
+"""`kvblocks plan`: how much memory, which block size.
 
-Knows the options and how to show a plan. All arithmetic is in `kvblocks.sizing`.
+Knows the options and the JSON object. What is given together is read in `plan_inputs`, how it looks is
+in `plan_text`, and all arithmetic is in `kvblocks.sizing` and `kvblocks.planning`.
 """
 
 import argparse
@@ -8,10 +9,20 @@ import json
 from typing import Any
 
 from kvblocks.cli.parser import Subparsers, listed, terminal_width, typed
-from kvblocks.cli.tables import render_table
-from kvblocks.errors import InvalidSize
-from kvblocks.sizing import BlockPlan, bytes_per_token, dtype_bytes, plan_blocks
-from kvblocks.units import format_bytes, parse_bytes, parse_count
+from kvblocks.cli.plan_inputs import (
+    MODEL_OPTIONS,
+    Model,
+    parse_length,
+    read_lengths,
+    read_memory,
+    read_model,
+)
+from kvblocks.cli.plan_text import show_fragmentation, show_layouts, show_plan
+from kvblocks.contiguous import Segment, fragmentation
+from kvblocks.errors import InvalidUsage
+from kvblocks.planning import BlockPlan, plan_blocks
+from kvblocks.sizing import locate, packed_shapes
+from kvblocks.units import parse_bytes, parse_count, parse_share
 
 
 def add_parser(commands: "Subparsers[Any]") -> None:
@@ -19,101 +30,227 @@ def add_parser(commands: "Subparsers[Any]") -> None:
     parser = commands.add_parser(
         "plan",
         help="how much memory, which block size",
-        description="Say what each block size means: blocks, bytes, waste, and whether it fits.",
-        epilog="Example:\n  kvblocks plan --layers 32 --kv-heads 8 --head-dim 128 --dtype float16 "
-        "--pool 16MiB --lengths 17,31,32,33 --block-size 8,16,32",
+        description=(
+            "Say what each block size means for a cache: blocks, bytes, waste, tables, and whether "
+            "sequences of given lengths fit.\nSizes take a unit: B, kB, MB, GB, TB, PB are powers of "
+            "1000, KiB, MiB, GiB, TiB, PiB of 1024."
+        ),
+        epilog=(
+            "Examples:\n"
+            "  kvblocks plan --layers 32 --kv-heads 8 --head-dim 128 --dtype float16 \\\n"
+            "      --pool 16MiB --lengths 17,31,32,33 --block-size 8,16,32\n"
+            "  kvblocks plan --config config.json --gpu-memory 80GiB --weights 16GB \\\n"
+            "      --workspace 2GiB --reserve 1GiB --utilization 0.9 --lengths-from lengths.txt\n"
+            "  kvblocks plan --fragmentation 128MiB,used,128MiB,64MiB --request 256MiB"
+        ),
     )
-    model = parser.add_argument_group("the cache of one token")
-    model.add_argument("--layers", type=typed(parse_count), metavar="N")
-    model.add_argument("--kv-heads", type=typed(parse_count), metavar="N")
-    model.add_argument("--head-dim", type=typed(parse_count), metavar="N")
-    model.add_argument("--dtype", help="of keys and values, as float16")
-    model.add_argument("--bytes-per-token", type=typed(parse_bytes), metavar="SIZE")
-    parser.add_argument("--pool", type=typed(parse_bytes), metavar="SIZE", help="as 16MiB or 80GB")
-    parser.add_argument(
-        "--lengths", type=listed(parse_count), default=[], metavar="N,N,...", help="tokens"
-    )
-    parser.add_argument(
-        "--block-size",
-        type=listed(parse_count),
-        default=[8, 16, 32, 64, 128],
-        metavar="N,N,...",
-        help="tokens a block",
-    )
+    _add_model(parser)
+    _add_memory(parser)
+    _add_sequences(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "the cache of a token", "its shape, or its size, or a model's config.json"
+    )
+    group.add_argument("--layers", type=typed(parse_count), metavar="N")
+    group.add_argument("--kv-heads", type=typed(parse_count), metavar="N")
+    group.add_argument("--head-dim", type=typed(parse_count), metavar="N")
+    group.add_argument(
+        "--dtype", help="of keys and values, as float16; goes before what --config says"
+    )
+    group.add_argument("--bytes-per-token", type=typed(parse_bytes), metavar="SIZE")
+    group.add_argument("--config", metavar="FILE", help="a Hugging Face config.json, - for stdin")
+
+
+def _add_memory(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "the pool", "its size, or a memory and what else lives there; none is also an answer"
+    )
+    size = typed(parse_bytes)
+    group.add_argument("--pool", type=size, metavar="SIZE")
+    group.add_argument("--gpu-memory", type=size, metavar="SIZE")
+    group.add_argument("--weights", type=size, metavar="SIZE")
+    group.add_argument(
+        "--parameters", type=typed(parse_count), metavar="N", help="instead of --weights, as 8e9"
+    )
+    group.add_argument("--weights-dtype", metavar="DTYPE", help="of --parameters")
+    group.add_argument(
+        "--workspace", type=size, metavar="SIZE", help="activations, graphs, buffers"
+    )
+    group.add_argument("--reserve", type=size, metavar="SIZE", help="left to driver and system")
+    group.add_argument(
+        "--utilization",
+        type=typed(parse_share),
+        metavar="SHARE",
+        help="of the memory that may be used at all, as 0.9",
+    )
+
+
+def _add_sequences(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sequences and blocks")
+    lengths = group.add_mutually_exclusive_group()
+    lengths.add_argument(
+        "--lengths",
+        type=listed(parse_length),
+        metavar="N,N,...",
+        help="tokens of the sequences that are there at the same time",
+    )
+    lengths.add_argument(
+        "--lengths-from", metavar="FILE", help="the same from a file, one a line; - for stdin"
+    )
+    group.add_argument(
+        "--block-size",
+        type=listed(parse_length),
+        default=[8, 16, 32, 64, 128],
+        metavar="N,N,...",
+        help="tokens a block (default: 8,16,32,64,128)",
+    )
+    group.add_argument(
+        "--locate", type=typed(parse_count), metavar="TOKEN", help="where this token lies"
+    )
+    group.add_argument(
+        "--layout", action="store_true", help="shapes of keys and values in 16-byte vectors"
+    )
+    group.add_argument(
+        "--fragmentation",
+        type=listed(_parse_segment),
+        metavar="SIZE,used,...",
+        help="free segments in the order of their addresses, with `used` or `used:SIZE` between",
+    )
+    group.add_argument(
+        "--request",
+        type=typed(parse_bytes),
+        metavar="SIZE",
+        help="what is asked for in one piece of --fragmentation",
+    )
+
+
 def run(options: argparse.Namespace) -> None:
-    """Print the plan."""
-    token_bytes = _bytes_per_token(options)
+    """Print what was asked for: a plan, and where a token lies, shapes, free segments."""
+    width = terminal_width()
+    model = read_model(options)
+    parts: list[tuple[dict[str, Any], str]] = []
+    if model is not None:
+        parts.append(_plan(options, model, width))
+    if options.locate is not None:
+        parts.append(_locations(options.locate, options.block_size))
+    if options.layout:
+        parts.append(_layouts(options, model))
+    if options.fragmentation is not None:
+        parts.append(_fragmentation(options.fragmentation, options.request, width))
+    elif options.request is not None:
+        raise InvalidUsage("--request needs --fragmentation: the segments that it is asked of")
+    if not parts:
+        raise InvalidUsage(f"the cache of a token is needed: {MODEL_OPTIONS}")
+    if options.json:
+        print(
+            json.dumps({name: value for part, _ in parts for name, value in part.items()}, indent=2)
+        )
+    else:
+        print("\n\n".join(text for _, text in parts))
+
+
+def _plan(
+    options: argparse.Namespace, model: Model, width: int | None
+) -> tuple[dict[str, Any], str]:
+    memory = read_memory(options)
+    lengths = read_lengths(options)
     plans = [
-        plan_blocks(options.lengths, size, bytes_per_token=token_bytes, pool_bytes=options.pool)
+        plan_blocks(
+            lengths,
+            size,
+            bytes_per_token=model.bytes_per_token,
+            pool_bytes=memory.pool_bytes,
+            windows=model.windows,
+        )
         for size in options.block_size
     ]
-    if options.json:
-        print(json.dumps(_as_json(options, token_bytes, plans), indent=2))
-        return
-    print(f"bytes per token  {token_bytes:,} ({format_bytes(token_bytes)})\n")
-    print(render_table(_HEADERS, [_row(plan) for plan in plans], terminal_width()))
+    return (
+        {
+            "bytes_per_token": model.bytes_per_token,
+            "pool_bytes": memory.pool_bytes,
+            "pool_slots": memory.pool_bytes and memory.pool_bytes // model.bytes_per_token,
+            "useful_tokens": sum(lengths),
+            "block_sizes": [_as_json(plan) for plan in plans],
+        },
+        show_plan(model, memory, lengths, plans, width),
+    )
 
 
-def _bytes_per_token(options: argparse.Namespace) -> int:
-    if options.bytes_per_token is not None:
-        return int(options.bytes_per_token)
-    shape = (options.layers, options.kv_heads, options.head_dim, options.dtype)
-    if None in shape:
-        raise InvalidSize(
-            "the size of a token is needed: --bytes-per-token, or all of --layers, --kv-heads, "
-            "--head-dim and --dtype"
-        )
-    return bytes_per_token(*shape[:3], dtype_bytes(options.dtype))
-
-
-_HEADERS = ("block size", "blocks", "slots", "memory", "tail waste", "table", "fits")
-
-
-def _row(plan: BlockPlan) -> list[str]:
-    if plan.fits is None:
-        fits = "no pool given"
-    elif plan.fits:
-        fits = f"yes, {plan.free_slots:,} slots free"
-    else:
-        fits = f"{plan.short_slots:,} slots short"
-    return [
-        f"{plan.block_size}",
-        f"{plan.num_blocks:,}",
-        f"{plan.num_slots:,}",
-        format_bytes(plan.num_bytes),
-        f"{plan.tail_waste_slots:,} ({100 * plan.tail_waste_ratio:.2f} %)",
-        f"{plan.table_entries:,}",
-        fits,
-    ]
-
-
-def _as_json(
-    options: argparse.Namespace, token_bytes: int, plans: list[BlockPlan]
-) -> dict[str, Any]:
+def _as_json(plan: BlockPlan) -> dict[str, Any]:
     return {
-        "bytes_per_token": token_bytes,
-        "pool_bytes": options.pool,
-        "pool_slots": None if options.pool is None else options.pool // token_bytes,
-        "useful_tokens": sum(options.lengths),
-        "block_sizes": [
-            {
-                "block_size": plan.block_size,
-                "num_blocks": plan.num_blocks,
-                "num_slots": plan.num_slots,
-                "bytes": plan.num_bytes,
-                "tail_waste_slots": plan.tail_waste_slots,
-                "tail_waste_ratio": plan.tail_waste_ratio,
-                "table_entries": plan.table_entries,
-                "table_bytes": plan.table_bytes,
-                "fits": plan.fits,
-                "free_slots": plan.free_slots,
-                "short_slots": plan.short_slots,
-                "short_bytes": plan.short_bytes,
-            }
-            for plan in plans
-        ],
+        "block_size": plan.block_size,
+        "num_blocks": plan.num_blocks,
+        "num_slots": plan.num_slots,
+        "bytes": plan.num_bytes,
+        "tail_waste_slots": plan.tail_waste_slots,
+        "tail_waste_ratio": plan.tail_waste_ratio,
+        "table_entries": plan.table_entries,
+        "table_bytes": plan.table_bytes,
+        "fits": plan.fits,
+        "free_slots": plan.free_slots,
+        "short_slots": plan.short_slots,
+        "short_bytes": plan.short_bytes,
     }
+
+
+def _locations(token: int, block_sizes: list[int]) -> tuple[dict[str, Any], str]:
+    found = [(size, locate(token, size)) for size in block_sizes]
+    return (
+        {"locate": [{"token": token, "block_size": size, **at._asdict()} for size, at in found]},
+        "\n".join(
+            f"token {token:,} in blocks of {size:,}: logical block {at.logical_block:,}, "
+            f"offset {at.offset:,}"
+            for size, at in found
+        ),
+    )
+
+
+def _layouts(options: argparse.Namespace, model: Model | None) -> tuple[dict[str, Any], str]:
+    if model is None or not model.layers:
+        raise InvalidUsage(
+            "--layout needs the shape of a token: --config, or --kv-heads and the rest"
+        )
+    memory = read_memory(options)
+    shapes = []
+    for layer, num_layers in model.layers.items():
+        if layer.is_latent or layer.key_dim != layer.value_dim:
+            raise InvalidUsage("--layout needs keys and values of one dimension, not latents")
+        for size in options.block_size:
+            block_bytes = size * model.bytes_per_token
+            num_blocks = 1 if memory.pool_bytes is None else memory.pool_bytes // block_bytes
+            found = packed_shapes(
+                num_blocks, layer.num_kv_heads, layer.key_dim, size, model.bytes_per_element
+            )
+            shapes.append({"num_layers": num_layers, "block_size": size, **found._asdict()})
+    return {"layout": shapes}, show_layouts(shapes, has_pool=memory.pool_bytes is not None)
+
+
+def _fragmentation(
+    segments: list[Segment], request: int | None, width: int | None
+) -> tuple[dict[str, Any], str]:
+    found = fragmentation(segments)
+    answer: dict[str, Any] = {
+        "free_bytes": found.num_free,
+        "free_runs": list(found.free_runs),
+        "largest_run": found.largest_run,
+    }
+    if request is not None:
+        answer |= {
+            "request": request,
+            "fits_contiguous": found.fits(request),
+            "fits_paged": request <= found.num_free,
+            "is_external_fragmentation": found.is_fragmented_for(request),
+        }
+    return {"fragmentation": answer}, show_fragmentation(found, request, width)
+
+
+def _parse_segment(text: str) -> Segment:
+    name, _, size = text.strip().partition(":")
+    if name in {"free", "used"} and size:
+        return Segment(parse_bytes(size), is_free=name == "free")
+    # How large a used segment is makes no difference to what is free.
+    return Segment(0, is_free=False) if name == "used" else Segment(parse_bytes(text), is_free=True)

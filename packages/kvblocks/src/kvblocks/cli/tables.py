@@ -33,6 +33,17 @@ def render_table(headers: Sequence[str], rows: Sequence[Sequence[str]], width: i
     return "\n".join(lines)
 
 
+def render_pairs(pairs: Sequence[tuple[str, str]]) -> str:
+    """A name and a value a line.
+
+    >>> print(render_pairs([("pool", "16 MiB"), ("sequences", "4")]))
+    pool       16 MiB
+    sequences  4
+    """
+    label = max(len(name) for name, _ in pairs)
+    return "\n".join(f"{name.ljust(label)}{_GAP}{value}".rstrip() for name, value in pairs)
+
+
 def render_text(text: str, width: int | None) -> str:
     """A paragraph, no wider than a terminal and than is easy to read."""
     return textwrap.fill(text, min(width or 100, 100))
