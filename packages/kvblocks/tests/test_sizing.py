@@ -178,7 +178,7 @@ def test_without_a_pool_nothing_is_said_of_fitting() -> None:
 
 def test_no_sequences_take_nothing() -> None:
     plan = plan_blocks([], 8, bytes_per_token=1, pool_bytes=80)
-    assert (plan.num_blocks, plan.tail_waste_ratio, plan.table_ratio) == (0, 0.0, 0)
+    assert (plan.num_blocks, plan.tail_waste_ratio, plan.table_ratio) == (0, 0.0, Fraction(0))
     assert plan.free_slots == 80
 
 

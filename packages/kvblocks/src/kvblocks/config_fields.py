@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from kvblocks.errors import InvalidModelConfig
+from kvblocks.units import shorten
 
 Fields: TypeAlias = Mapping[str, Any]
 
@@ -31,17 +32,23 @@ def width(fields: Fields, name: str, most: int = _MAX_WIDTH) -> int:
     >>> width({"head_dim": 128}, "head_dim")
     128
     """
-    return as_width(fields[name], name, most)
+    return as_width(fields.get(name), name, most)
 
 
 def as_width(value: object, name: str, most: int = _MAX_WIDTH) -> int:
     """The same of a value by itself. `InvalidModelConfig`."""
-    # JSON's true would pass as 1.
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise InvalidModelConfig(
-            f"{name} must be a whole number in [1, {most}], got {_short(value)}"
-        )
-    return value
+    return _whole(value, name, 1, most)
+
+
+def optional_count(fields: Fields, name: str) -> int:
+    """A whole number that may be 0, which it is where it is missing. `InvalidModelConfig`."""
+    return _whole(fields[name], name, 0, _MAX_WIDTH) if has(fields, name) else 0
+
+
+def layer_numbers(fields: Fields, name: str, num_layers: int, first_layer: int = 0) -> set[int]:
+    """A list of layers, counted from 0 whatever the file counts from. `InvalidModelConfig`."""
+    last = num_layers - 1 + first_layer
+    return {_whole(value, name, first_layer, last) - first_layer for value in items(fields, name)}
 
 
 def optional_width(fields: Fields, *names: str) -> int | None:
@@ -52,9 +59,9 @@ def optional_width(fields: Fields, *names: str) -> int | None:
 
 def items(fields: Fields, name: str) -> list[Any]:
     """A list. `InvalidModelConfig`."""
-    value = fields[name]
+    value = fields.get(name)
     if not isinstance(value, list):
-        raise InvalidModelConfig(f"{name} must be a list, got {_short(value)}")
+        raise InvalidModelConfig(f"{name} must be a list, got {shorten(value)}")
     return value
 
 
@@ -71,10 +78,14 @@ def per_layer(fields: Fields, name: str, num_layers: int) -> list[Any]:
 def mapping(value: object, name: str) -> Fields:
     """A JSON object. `InvalidModelConfig`."""
     if not isinstance(value, dict):
-        raise InvalidModelConfig(f"{name} must be an object, got {_short(value)}")
+        raise InvalidModelConfig(f"{name} must be an object, got {shorten(value)}")
     return value
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _whole(value: object, name: str, least: int, most: int) -> int:
+    # JSON's true would pass as 1.
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidModelConfig(
+            f"{name} must be a whole number in [{least}, {most}], got {shorten(value)}"
+        )
+    return value

@@ -11,7 +11,7 @@
 Knows field names and their order of precedence. Does not know heads, dimensions or bytes.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from kvblocks.config_fields import (
@@ -21,11 +21,15 @@ from kvblocks.config_fields import (
     first,
     has,
     items,
+    layer_numbers,
     mapping,
+    optional_count,
+    optional_width,
     per_layer,
     width,
 )
 from kvblocks.errors import InvalidModelConfig
+from kvblocks.units import shorten
 
 
 class LayerKind(NamedTuple):
@@ -80,10 +84,13 @@ def _num_layers(fields: Fields) -> int:
         each = 2 if fields.get("model_type") == "longcat_flash" and name == "num_layers" else 1
         return each * width(fields, name, MAX_LAYERS)
     # Nemotron-H gives nothing but the list or the pattern.
-    name = first(fields, *_LISTS, "hybrid_override_pattern")
-    if name is None:
+    if isinstance(fields.get("hybrid_override_pattern"), str):
+        kinds = len(fields["hybrid_override_pattern"].replace("|", ""))
+    elif name := first(fields, *_LISTS):
+        kinds = len(items(fields, name))
+    else:
         raise InvalidModelConfig(f"the number of layers is missing: none of {', '.join(_LAYERS)}")
-    return as_width(len(fields[name]), f"the length of {name}", MAX_LAYERS)
+    return as_width(kinds, "the number of layers", MAX_LAYERS)
 
 
 # ── readers, the most explicit first: each answers None where its fields are not there ───────────
@@ -118,9 +125,7 @@ def _of_cycle(fields: Fields, num_layers: int) -> list[LayerKind] | None:
     if has(fields, "block_types"):
         kinds = [_named(fields, "block_types", kind) for kind in items(fields, "block_types")]
         # Attention is local in these models: the window goes without saying.
-        window = (
-            width(fields, "attention_window_size") if has(fields, "attention_window_size") else None
-        )
+        window = optional_width(fields, "attention_window_size")
         kinds = [LayerKind(kind.keeps, window if kind.keeps else None) for kind in kinds]
     elif isinstance(fields.get("sliding_window_pattern"), str):
         kinds = _of_letters(fields, "sliding_window_pattern", {"L": "sliding", "G": "full"})
@@ -141,9 +146,9 @@ def _of_numbers(fields: Fields, num_layers: int) -> list[LayerKind] | None:
         ("hybrid_layer_pattern", "full", "sliding"),
     ):
         if has(fields, name):
-            names = {0: zero, 1: one}
             values = per_layer(fields, name, num_layers)
-            return [_named(fields, name, names.get(value, value)) for value in values]
+            names = [one if value == 1 else zero if value == 0 else value for value in values]
+            return [_named(fields, name, kind) for kind in names]
     return None
 
 
@@ -151,22 +156,24 @@ def _of_indices(fields: Fields, num_layers: int) -> list[LayerKind] | None:
     """The numbers of the layers that have attention; the others keep nothing."""
     for name in ("attn_layer_indices", "full_attn_idxs", "hybrid_layer_ids"):
         if has(fields, name):
-            return _where(num_layers, items(fields, name), FULL, NONE)
+            return _where(layer_numbers(fields, name, num_layers), num_layers, FULL, NONE)
     if "attn_layer_indices" in fields:  # Bamba: null is no layer
         return [NONE] * num_layers
     if has(fields, "linear_attn_config"):  # Kimi Linear counts from 1
         linear = mapping(fields["linear_attn_config"], "linear_attn_config")
-        chosen = [as_width(i, "full_attn_layers") - 1 for i in items(linear, "full_attn_layers")]
-        return _where(num_layers, chosen, FULL, NONE)
+        full = layer_numbers(linear, "full_attn_layers", num_layers, first_layer=1)
+        return _where(full, num_layers, FULL, NONE)
     if has(fields, "cross_attention_layers"):  # Mllama: these attend to a picture
-        return _where(num_layers, items(fields, "cross_attention_layers"), NONE, FULL)
+        cross = layer_numbers(fields, "cross_attention_layers", num_layers)
+        return _where(cross, num_layers, NONE, FULL)
     return None
 
 
 def _of_period(fields: Fields, num_layers: int) -> list[LayerKind] | None:
     """One layer in every so many has full attention."""
     if has(fields, "attn_layer_period"):  # Jamba
-        period, offset = width(fields, "attn_layer_period"), fields.get("attn_layer_offset", 0)
+        period = width(fields, "attn_layer_period")
+        offset = optional_count(fields, "attn_layer_offset")
         return [FULL if layer % period == offset else NONE for layer in range(num_layers)]
     for name, others in (
         ("full_attention_interval", "linear"),
@@ -191,7 +198,7 @@ def _of_window(fields: Fields, num_layers: int) -> list[LayerKind]:
     pattern = first(fields, "sliding_window_pattern", "_sliding_window_pattern")
     if pattern is not None:
         return _every(num_layers, width(fields, pattern), sliding)
-    num_full = fields.get("max_window_layers") or 0
+    num_full = optional_count(fields, "max_window_layers")
     return [FULL if layer < num_full else sliding for layer in range(num_layers)]
 
 
@@ -223,6 +230,8 @@ _WINDOWS = ("sliding_window", "sliding_window_size", "attention_window_size", "w
 
 
 def _named(fields: Fields, source: str, name: object) -> LayerKind:
+    if not isinstance(name, str):
+        raise InvalidModelConfig(f"{source} must name its layers, got {shorten(name)}")
     if name in _FULL:
         return FULL
     if name in _NOTHING:
@@ -232,7 +241,7 @@ def _named(fields: Fields, source: str, name: object) -> LayerKind:
     if name in _SLIDING:
         return _windowed(fields, name, *_WINDOWS)
     known = ", ".join(sorted(_FULL | _SLIDING | _CHUNKED | _NOTHING))
-    raise InvalidModelConfig(f"{source} names a layer {name!r}; known are {known}")
+    raise InvalidModelConfig(f"{source} names a layer {shorten(name)}; known are {known}")
 
 
 def _windowed(fields: Fields, name: object, *sizes: str) -> LayerKind:
@@ -245,17 +254,14 @@ def _windowed(fields: Fields, name: object, *sizes: str) -> LayerKind:
 def _of_letters(fields: Fields, source: str, names: dict[str, str]) -> list[LayerKind]:
     pattern = fields[source]
     if not isinstance(pattern, str):
-        raise InvalidModelConfig(f"{source} must be a string, got {pattern!r}")
+        raise InvalidModelConfig(f"{source} must be a string, got {shorten(pattern)}")
     return [
         _named(fields, source, names.get(letter, letter)) for letter in pattern if letter != "|"
     ]
 
 
-def _where(
-    num_layers: int, chosen: Iterable[object], one: LayerKind, other: LayerKind
-) -> list[LayerKind]:
-    indices = set(chosen)
-    return [one if layer in indices else other for layer in range(num_layers)]
+def _where(chosen: set[int], num_layers: int, one: LayerKind, other: LayerKind) -> list[LayerKind]:
+    return [one if layer in chosen else other for layer in range(num_layers)]
 
 
 def _every(num_layers: int, period: int, others: LayerKind) -> list[LayerKind]:
@@ -270,7 +276,5 @@ def _without_shared(fields: Fields, kinds: list[LayerKind]) -> list[LayerKind]:
             kind if source == layer else NONE
             for layer, (kind, source) in enumerate(zip(kinds, sources, strict=True))
         ]
-    if fields.get("num_kv_shared_layers"):
-        num_own = len(kinds) - width(fields, "num_kv_shared_layers")
-        return [kind if layer < num_own else NONE for layer, kind in enumerate(kinds)]
-    return kinds
+    num_own = len(kinds) - optional_count(fields, "num_kv_shared_layers")
+    return [kind if layer < num_own else NONE for layer, kind in enumerate(kinds)]

@@ -14,13 +14,23 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kvblocks.config_fields import Fields, first, has, mapping, optional_width, per_layer, width
+from kvblocks.config_fields import (
+    Fields,
+    first,
+    has,
+    mapping,
+    optional_count,
+    optional_width,
+    per_layer,
+    width,
+)
 from kvblocks.errors import InvalidModelConfig
 from kvblocks.files import read_text
 from kvblocks.layer_kinds import LayerKind, layer_kinds
+from kvblocks.units import shorten
 
 _NESTED = (
     "text_config",
@@ -127,14 +137,16 @@ def model_cache(fields: Mapping[str, Any]) -> ModelCache:
     ... ).kinds
     {LayerCache(num_kv_heads=8, key_dim=128, value_dim=128, window=None): 32}
     """
-    for name, why in _REFUSED.items():
-        if fields.get(name):
-            raise InvalidModelConfig(f"{name} is set: {why}")
-    dtype = _dtype(fields)
-    inner = next((name for name in _NESTED if isinstance(fields.get(name), dict)), None)
-    if inner is not None:
-        cache = model_cache(fields[inner])
-        return replace(cache, dtype=cache.dtype or dtype)
+    dtype: str | None = None
+    inner: str | None = ""
+    while inner is not None:
+        for name, why in _REFUSED.items():
+            if fields.get(name):
+                raise InvalidModelConfig(f"{name} is set: {why}")
+        named = first(fields, "dtype", "torch_dtype")
+        dtype = dtype if named is None else str(fields[named])
+        inner = next((name for name in _NESTED if isinstance(fields.get(name), dict)), None)
+        fields = fields if inner is None else fields[inner]
     model_type = str(fields.get("model_type", "unknown"))
     fields = {**_DEFAULTS.get(model_type, {}), **fields}
     if has(fields, "state_size") and not has(fields, "num_attention_heads"):
@@ -152,11 +164,6 @@ def model_cache(fields: Mapping[str, Any]) -> ModelCache:
     return ModelCache(model_type, len(kinds), layers, dtype, tuple(_notes(fields, kinds)))
 
 
-def _dtype(fields: Fields) -> str | None:
-    name = first(fields, "dtype", "torch_dtype")
-    return None if name is None else str(fields[name])
-
-
 def _own_fields(fields: Fields, kinds: list[LayerKind]) -> Iterator[Fields]:
     """The fields as each layer sees them: what differs from layer to layer, put in their place."""
     num_layers = len(kinds)
@@ -171,9 +178,9 @@ def _own_fields(fields: Fields, kinds: list[LayerKind]) -> Iterator[Fields]:
         for changes, block in zip(own, per_layer(fields, "block_configs", num_layers), strict=True):
             changes.update(_of_block(fields, block["attention"]))
     for layer, changed in mapping(fields.get("per_layer_config") or {}, "per_layer_config").items():
-        if not layer.isdecimal() or int(layer) >= num_layers:
+        if not str(layer).isdecimal() or int(layer) >= num_layers:
             raise InvalidModelConfig(
-                f"per_layer_config must name layers 0 to {num_layers - 1}, got {layer!r}"
+                f"per_layer_config must name layers 0 to {num_layers - 1}, got {shorten(layer)}"
             )
         own[int(layer)].update(mapping(changed, "per_layer_config"))
     return ({**fields, **changes} for changes in own)
@@ -209,15 +216,14 @@ def _of_block(fields: Fields, attention: Fields) -> Iterator[tuple[str, Any]]:
 def _layer(fields: Fields, kind: LayerKind) -> LayerCache:
     if has(fields, "kv_lora_rank") and fields.get("use_mla", True):
         # The part with rotary positions is shared by all heads; a model may have none.
-        rotary = width(fields, "qk_rope_head_dim") if fields.get("qk_rope_head_dim") else 0
+        rotary = optional_count(fields, "qk_rope_head_dim")
         return LayerCache(1, width(fields, "kv_lora_rank") + rotary, 0, kind.window)
     key_dim = optional_width(fields, *_HEAD_DIM)
     if key_dim is None:
         hidden = first(fields, *_HIDDEN)
         if hidden is None:
-            raise InvalidModelConfig(
-                f"the dimension of a head is missing: none of {_HEAD_DIM + _HIDDEN}"
-            )
+            names = ", ".join(_HEAD_DIM + _HIDDEN)
+            raise InvalidModelConfig(f"the dimension of a head is missing: none of {names}")
         key_dim = _divided(width(fields, hidden), hidden, _num_heads(fields), "heads")
     value_dim = optional_width(fields, "v_head_dim") or key_dim
     return LayerCache(_num_kv_heads(fields), key_dim, value_dim, kind.window)

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from kvblocks.errors import InvalidSize, NothingLeft
-from kvblocks.units import MAX_COUNT, format_bytes
+from kvblocks.units import MAX_COUNT, format_bytes, shorten
 
 TABLE_ENTRY_BYTES = 4  # int32
 VECTOR_BYTES = 16  # what one load instruction of the x-packed layout reads
@@ -49,7 +49,7 @@ def dtype_bytes(dtype: str) -> int:
     name = dtype.removeprefix("torch.")
     name = _DTYPE_NAMES.get(name, name)
     if name not in DTYPE_BYTES:
-        raise InvalidSize(f"a dtype must be one of {', '.join(DTYPE_BYTES)}, got {dtype!r}")
+        raise InvalidSize(f"a dtype must be one of {', '.join(DTYPE_BYTES)}, got {shorten(dtype)}")
     return DTYPE_BYTES[name]
 
 
@@ -124,7 +124,7 @@ def pool_bytes(
     left = usable_bytes - weight_bytes - workspace_bytes - reserve_bytes
     if left <= 0:
         raise NothingLeft(
-            f"nothing is left for keys and values: {utilization} of {format_bytes(memory_bytes)} is "
+            f"nothing is left for keys and values: {float(utilization):g} of {format_bytes(memory_bytes)} is "
             f"{format_bytes(usable_bytes)}, and weights of {format_bytes(weight_bytes)}, workspace of "
             f"{format_bytes(workspace_bytes)} and reserve of {format_bytes(reserve_bytes)} take "
             f"{format_bytes(usable_bytes - left)}"

@@ -28,13 +28,15 @@ def parse_bytes(text: str) -> int:
     """
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise InvalidSize(f"a size must be a number and a unit, as 16MiB or 80GB, got {text!r}")
+        raise InvalidSize(
+            f"a size must be a number and a unit, as 16MiB or 80GB, got {shorten(text)}"
+        )
     suffix = match["suffix"]
     factor = _FACTORS.get(suffix.lower())
     if factor is None:
         raise InvalidSize(
             f"the unit of a size must be B, kB, MB, GB, TB, PB, KiB, MiB, GiB, TiB or PiB, "
-            f"got {suffix!r} in {text!r}"
+            f"got {suffix!r} in {shorten(text)}"
         )
     return _bounded(Fraction(match["number"]) * factor, text)
 
@@ -46,10 +48,10 @@ def parse_count(text: str) -> int:
     8000000000
     """
     if _NUMBER.fullmatch(text.strip()) is None:
-        raise InvalidSize(f"a count must be a whole number, as 4096 or 8e9, got {text!r}")
+        raise InvalidSize(f"a count must be a whole number, as 4096 or 8e9, got {shorten(text)}")
     count = Fraction(text.strip())
     if count.denominator != 1:
-        raise InvalidSize(f"a count must be a whole number, as 4096 or 8e9, got {text!r}")
+        raise InvalidSize(f"a count must be a whole number, as 4096 or 8e9, got {shorten(text)}")
     return _bounded(count, text)
 
 
@@ -61,7 +63,7 @@ def parse_share(text: str) -> Fraction:
     """
     share = Fraction(text.strip()) if _NUMBER.fullmatch(text.strip()) else Fraction(0)
     if not 0 < share <= 1:
-        raise InvalidSize(f"a share must be above 0 and at most 1, as 0.9, got {text!r}")
+        raise InvalidSize(f"a share must be above 0 and at most 1, as 0.9, got {shorten(text)}")
     return share
 
 
@@ -90,6 +92,16 @@ def format_decimal_bytes(num_bytes: int) -> str:
     return f"{num_bytes} B"
 
 
+def shorten(value: object) -> str:
+    """A value as it is written in Python, cut where a message would become a page.
+
+    >>> shorten("16M"), len(shorten("9" * 5000))
+    ("'16M'", 60)
+    """
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def _decimals(value: Fraction) -> str:
     return f"{value.numerator:,}" if value.denominator == 1 else f"{float(value):,.2f}"
 
@@ -97,5 +109,5 @@ def _decimals(value: Fraction) -> str:
 def _bounded(value: Fraction, text: str) -> int:
     whole = int(value)
     if whole > MAX_COUNT:
-        raise InvalidSize(f"sizes and counts must be at most 2**63 - 1, got {text!r}")
+        raise InvalidSize(f"sizes and counts must be at most 2**63 - 1, got {shorten(text)}")
     return whole

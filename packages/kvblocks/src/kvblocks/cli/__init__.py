@@ -48,11 +48,16 @@ def _run(arguments: Sequence[str] | None) -> int:
         "--pool 16MiB --lengths 17,31,32,33",
     )
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(
+        title="commands", dest="command", metavar="COMMAND", required=True
+    )
     for command in _COMMANDS:
         command.add_parser(commands)
     try:
-        options = parser.parse_args(arguments)
+        options, unknown = parser.parse_known_args(arguments)
+        if unknown:
+            # argparse would point to the help of `kvblocks` itself.
+            commands.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
         options.run(options)
     except SystemExit as exit_:  # how argparse ends --help, --version and a mistake
         code = exit_.code

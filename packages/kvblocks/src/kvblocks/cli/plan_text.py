@@ -27,7 +27,8 @@ def show_plan(
         parts.append(render_pairs(_budget(memory)))
     if lengths:
         parts.append(render_table(_PLAN, [_plan_row(plan) for plan in plans], width))
-        parts.append("A sequence leaves at most block size - 1 slots empty.")
+        at_most = "A sequence leaves at most block size - 1 slots empty."
+        parts.append(render_text(at_most, width))
         parts.append(render_table(_TABLES, [_tables_row(plan) for plan in plans], width))
         parts.append(render_text(_recommendation(plans), width))
     else:
