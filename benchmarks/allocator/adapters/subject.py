@@ -36,12 +36,14 @@ class Subject(Adapter):
         return array("I", tokens)
 
     def admit(self, seq_id: int, prompt: Sequence[int]) -> tuple[int, int]:
-        """Without caching nothing is published, so blocks are all that a prompt needs."""
+        """Without caching a prompt is its length: nothing is published, and no ids are kept."""
         manager = self.manager
+        if not self.caching:
+            manager.allocate(seq_id, len(prompt))
+            return seq_id, 0
         num_cached = manager.allocate(seq_id, prompt).num_cached_tokens
-        if self.caching:
-            manager.append({seq_id: len(prompt) - num_cached})
-            manager.commit(seq_id, len(prompt))
+        manager.append({seq_id: len(prompt) - num_cached})
+        manager.commit(seq_id, len(prompt))
         return seq_id, num_cached
 
     def free(self, seq: int) -> None:
@@ -58,24 +60,23 @@ class Subject(Adapter):
         return plan.slot_mapping
 
     def decode_together(self, batch: RunningBatch, tokens: Sequence[int]) -> array[int]:
-        """One append a step; with caching a commit a sequence, and tokens instead of counts."""
+        """One append a step; with caching a commit a sequence, which brings its token."""
         manager, seq_ids = self.manager, batch.by_age
-        if not self.caching:
-            return manager.append(dict.fromkeys(seq_ids, 1)).slot_mapping
-        plan = manager.append(dict(zip(seq_ids, zip(tokens, strict=True), strict=True)))
-        for seq_id in seq_ids:
-            manager.commit(seq_id, manager.num_computed_tokens(seq_id))
+        plan = manager.append(dict.fromkeys(seq_ids, 1))
+        if self.caching:
+            for seq_id, token in zip(seq_ids, tokens, strict=True):
+                manager.commit(seq_id, manager.num_computed_tokens(seq_id), (token,))
         return plan.slot_mapping
 
     def decode_singly(self, batch: RunningBatch, tokens: Sequence[int]) -> list[int]:
-        """One append a sequence; with caching a commit too, and tokens instead of counts."""
+        """One append a sequence; with caching a commit too, which brings its token."""
         manager = self.manager
         if not self.caching:
             return [manager.append({seq_id: 1}).slot_mapping[0] for seq_id in batch.by_age]
         slots = []
         for seq_id, token in zip(batch.by_age, tokens, strict=True):
-            slots.append(manager.append({seq_id: (token,)}).slot_mapping[0])
-            manager.commit(seq_id, manager.num_computed_tokens(seq_id))
+            slots.append(manager.append({seq_id: 1}).slot_mapping[0])
+            manager.commit(seq_id, manager.num_computed_tokens(seq_id), (token,))
         return slots
 
     def exchange(

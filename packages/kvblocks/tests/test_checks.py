@@ -17,11 +17,11 @@ def run_of(manager: BlockManager) -> Run:
 
 
 def leak(manager: BlockManager) -> None:
-    manager._ledger.pool.free.pop()
+    manager._ledger.pool.take(1)
 
 
 def hand_out_twice(manager: BlockManager) -> None:
-    manager._ledger.pool.free.append(0)
+    manager._ledger.pool._put(array("i", (0,)))
 
 
 def miscount_cached(manager: BlockManager) -> None:
@@ -138,7 +138,7 @@ def loosen_a_block_of_a_run(manager: BlockManager) -> None:
 
 
 def fence_by_no_step(manager: BlockManager) -> None:
-    manager._ledger.pool.fenced[3] = array("i", (manager._ledger.pool.free.pop(),))
+    manager._ledger.pool.fenced[3] = manager._ledger.pool.take(1)
     manager._ledger.pool.num_fenced += 1
 
 

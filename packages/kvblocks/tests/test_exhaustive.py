@@ -140,7 +140,7 @@ def canonical(ledger: Ledger) -> tuple[object, ...]:
             for names in [Names()]
         ),
         tuple(sorted(describe_run(run) for run in runs)),
-        len(pool.free),
+        pool.num_free,
         tuple(sorted((step - done, len(blocks)) for step, blocks in pool.fenced.items())),
         pool.step - done,
     )

@@ -47,10 +47,11 @@ def check_pool(pool: BlockPool, runs: RunTree, sequences: Sequences, pinned: set
     cached = [b for run in runs if not run.holders and not run.fence for b in run.blocks]
     fenced_runs = [b for fenced in runs.fenced.values() for run in fenced for b in run.blocks]
     fenced_loose = [block for blocks in pool.fenced.values() for block in blocks]
-    seen = Counter([*pool.free, *cached, *fenced_runs, *fenced_loose, *held])
+    free = pool.free
+    seen = Counter([*free, *cached, *fenced_runs, *fenced_loose, *held])
     _require(
         seen == Counter(range(pool.num_blocks)),
-        f"{len(pool.free)} free + {len(cached)} cached + {len(held)} held + "
+        f"{len(free)} free + {len(cached)} cached + {len(held)} held + "
         f"{len(fenced_runs) + len(fenced_loose)} fenced blocks must be the pool of "
         f"{pool.num_blocks}, each once",
     )

@@ -25,14 +25,14 @@ from kvblocks.sequence import Sequence
 class _Row:
     """A sequence's place in a batch, and the lengths it joined with."""
 
-    __slots__ = ("base", "index", "joined_at", "phase", "seq_id", "sequence", "token_ids")
+    __slots__ = ("base", "index", "joined_at", "num_kept", "phase", "seq_id", "sequence")
 
     def __init__(self, seq_id: SequenceId, sequence: Sequence, index: int, joined_at: int) -> None:
         self.seq_id = seq_id
         self.sequence = sequence
-        self.token_ids = sequence.token_ids
         self.index = index
         self.joined_at = joined_at  # steps of the batch before it
+        self.num_kept = joined_at  # committed steps whose tokens its sequence has
         self.base = sequence.num_computed
         # It begins a block in every step whose number is this, modulo the block size.
         self.phase = (joined_at - self.base) % sequence.block_size
@@ -70,6 +70,7 @@ class DecodeBatch:
         self._by_phase: list[dict[_Row, None]] = [{} for _ in range(ledger.block_size)]
         self._joined: list[_Row] = []  # since the last append
         self._pending: deque[list[_Row]] = deque()  # the rows of each step that is not committed
+        self._columns: list[array[int]] = []  # the tokens of the last steps committed, by row
         self._num_appended = 0
         self._num_committed = 0
         self._last_step = 0
@@ -167,7 +168,7 @@ class DecodeBatch:
         self._joined.clear()
         self._pending.append(self._rows)
         self._num_appended += 1
-        return StepPlan(size, copies=tuple(copies), new_blocks=gained, slots=slots)
+        return StepPlan(size, tuple(copies), gained, slots=slots)
 
     def commit(self, token_ids: Iterable[int] = ()) -> dict[SequenceId, tuple[BlockMerge, ...]]:
         """Declare the oldest step that is not committed as written, with the token of each row.
@@ -187,14 +188,36 @@ class DecodeBatch:
             )
         self._pending.popleft()
         self._num_committed += 1
-        if keeps_ids:
-            changed = rows is not self._rows
-            for row, token in zip(rows, packed, strict=True):
-                if changed and self._row_of.get(row.sequence) is not row:
-                    continue
-                row.token_ids.append(token)
-            return self._publish_full_blocks()
-        return {}
+        if not keeps_ids:
+            return {}
+        self._keep(rows, packed)
+        return self._publish_full_blocks()
+
+    def _keep(self, rows: list[_Row], packed: array[int]) -> None:
+        """Keep the tokens of a step just committed until somebody asks for those of a row."""
+        if rows is self._rows:
+            self._columns.append(packed)
+            size = self._ledger.block_size
+            if len(self._columns) > 2 * size:  # every row was asked for since its last block
+                del self._columns[:-size]
+            return
+        self._num_committed -= 1
+        for row in rows:
+            self._hand_over(row)
+        self._num_committed += 1
+        self._columns.clear()
+        for row, token in zip(rows, packed, strict=True):
+            if self._row_of.get(row.sequence) is row:
+                row.sequence.token_ids.append(token)
+                row.num_kept = self._num_committed
+
+    def _hand_over(self, row: _Row) -> None:
+        """Give a sequence the tokens of its row that were committed since the last time."""
+        num_new = self._num_committed - row.num_kept
+        if num_new > 0 and self._columns:
+            index = row.index
+            row.sequence.token_ids.extend([step[index] for step in self._columns[-num_new:]])
+            row.num_kept = self._num_committed
 
     def _publish_full_blocks(self) -> dict[SequenceId, tuple[BlockMerge, ...]]:
         """Publish the blocks that the step just committed has filled."""
@@ -203,6 +226,7 @@ class DecodeBatch:
         for row in sorted(self._by_phase[self._num_committed % size], key=_ROW_ORDER):
             sequence, num_tokens = row.sequence, self._num_committed - row.joined_at
             if num_tokens > 0:
+                self._hand_over(row)
                 sequence.num_committed = row.base + num_tokens
                 if merged := self._ledger.publish(sequence):
                     merges[row.seq_id] = merged
@@ -214,6 +238,7 @@ class DecodeBatch:
         num_appended = self._num_appended - row.joined_at
         sequence.num_computed = row.base + num_appended
         sequence.num_committed = row.base + max(0, self._num_committed - row.joined_at)
+        self._hand_over(row)
         if num_appended:
             sequence.last_step = max(sequence.last_step, self._last_step)
 
@@ -227,6 +252,7 @@ class DecodeBatch:
             self._joined.remove(row)
         last, slot = self._rows.pop(), self._next_slots.pop()
         if last is not row:
+            self._hand_over(last)
             last.index = row.index
             self._rows[row.index] = last
             self._next_slots[row.index] = slot

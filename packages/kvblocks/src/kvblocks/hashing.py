@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from itertools import pairwise
@@ -149,8 +149,10 @@ def media_keys(media: Iterable[Media], block_size: int) -> dict[int, bytes]:
     return keys
 
 
-def keys_of(namespace: Namespace, media: Iterable[Media], block_size: int) -> dict[int, bytes]:
+def keys_of(namespace: Namespace, media: Sequence[Media], block_size: int) -> dict[int, bytes]:
     """What stands before the blocks of a prompt, by index; the first always has its namespace."""
+    if not media:
+        return {0: namespace.key}
     keys = media_keys(media, block_size)
     keys[0] = namespace.key + keys.get(0, b"")
     return keys

@@ -61,12 +61,12 @@ class Ledger:
         """Blocks in tables, or pinned. O(1)."""
         runs, pool = self.runs, self.pool
         resting = runs.num_cached + runs.num_fenced + pool.num_fenced
-        return self.num_blocks - len(pool.free) - resting
+        return self.num_blocks - pool.num_free - resting
 
     @property
     def num_available(self) -> int:
         """Blocks that can be had now: free ones, and cached ones. O(1)."""
-        return len(self.pool.free) + self.runs.num_cached
+        return self.pool.num_free + self.runs.num_cached
 
     def get(self, seq_id: SequenceId) -> Sequence:
         """A sequence with its lengths up to date. `UnknownSequence`."""
@@ -77,6 +77,17 @@ class Ledger:
         if sequence.batch is not None:
             sequence.batch.settle(sequence)
         return sequence
+
+    def get_all(self, seq_ids: Iterable[SequenceId]) -> list[Sequence]:
+        """Sequences with their lengths up to date. `UnknownSequence`."""
+        try:
+            listed = [self.sequences[seq_id] for seq_id in seq_ids]
+        except KeyError as error:
+            raise UnknownSequence(f"no sequence {error.args[0]!r}") from None
+        for sequence in listed:
+            if sequence.batch is not None:
+                sequence.batch.settle(sequence)
+        return listed
 
     def require_new(self, seq_id: SequenceId) -> None:
         """Refuse an id that is taken. `SequenceExists`."""
@@ -90,7 +101,7 @@ class Ledger:
 
     def all_sequences(self) -> dict[SequenceId, Sequence]:
         """Every sequence with its lengths up to date."""
-        return {seq_id: self.get(seq_id) for seq_id in self.sequences}
+        return dict(zip(self.sequences, self.get_all(self.sequences), strict=True))
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold so many tokens."""
@@ -137,7 +148,7 @@ class Ledger:
         """Take blocks, free ones before cached ones. A verdict has made sure of enough."""
         if not num_blocks:
             return array("i")
-        taken = self.pool.take(min(num_blocks, len(self.pool.free)))
+        taken = self.pool.take(min(num_blocks, self.pool.num_free))
         if len(taken) < num_blocks:
             taken += self.runs.evict(num_blocks - len(taken))
         self.peak_held = max(self.peak_held, self.num_held)
@@ -164,6 +175,12 @@ class Ledger:
         start = sequence.num_run_blocks
         num_tokens = num_full * self.block_size - sequence.first_id
         tokens = sequence.token_ids[:num_tokens].tobytes()
+        del sequence.token_ids[:num_tokens]
+        sequence.first_id += num_tokens
+        if start and len(sequence.keys) == 1 and self.runs.can_grow(sequence.run):
+            self.runs.grow(sequence.run, tokens, sequence.block_table[start:num_full])
+            sequence.num_run_blocks = num_full
+            return ()
         width = self.block_size * TOKEN_BYTES
         merges: list[BlockMerge] = []
         for stretch in cut_stretches(tokens, start, sequence.keys, width):
@@ -173,8 +190,6 @@ class Ledger:
             if published.blocks:
                 merges += self._merge(sequence, published.blocks)
             sequence.run, sequence.num_run_blocks = published.run, stop
-        del sequence.token_ids[:num_tokens]
-        sequence.first_id += num_tokens
         return tuple(merges)
 
     def _merge(self, sequence: Sequence, adopted: array[int]) -> list[BlockMerge]:
@@ -214,7 +229,7 @@ class Ledger:
         """The counters. O(1)."""
         return Stats(
             num_blocks=self.num_blocks,
-            num_free_blocks=len(self.pool.free),
+            num_free_blocks=self.pool.num_free,
             num_cached_blocks=self.runs.num_cached,
             num_held_blocks=self.num_held,
             num_pinned_blocks=self.pins.num_blocks,

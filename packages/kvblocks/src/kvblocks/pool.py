@@ -16,12 +16,16 @@ from kvblocks.errors import InvalidStep
 class BlockPool:
     """The blocks 0..num_blocks-1, as a stack of free ones and notes on those that are not simple.
 
-    A fresh pool hands out 0, 1, 2, ...; a block that came back is handed out next.
+    A fresh pool hands out 0, 1, 2, ...; blocks that came back are handed out next, in their order.
+
+        stack:  | not free: whatever | free, the next one first |
+                0                    top                        num_blocks
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.free = array("i", range(num_blocks - 1, -1, -1))  # the last is handed out next
+        self._stack = array("i", range(num_blocks))
+        self._top = 0
         self.shared: dict[int, int] = {}  # loose block -> how many tables hold it, if several do
         self.touched: dict[int, int] = {}  # shared block -> the newest open step of one who left it
         self.fenced: dict[int, array[int]] = {}  # step -> loose blocks that nobody holds
@@ -34,14 +38,21 @@ class BlockPool:
         """The step that changes belong to now, or 0."""
         return self.step if self.step > self.completed_step else 0
 
+    @property
+    def num_free(self) -> int:
+        """Blocks that are free. O(1)."""
+        return self.num_blocks - self._top
+
+    @property
+    def free(self) -> array[int]:
+        """The free blocks, that which is handed out next first. One copy."""
+        return self._stack[self._top :]
+
     def take(self, num_blocks: int) -> array[int]:
         """Take free blocks. The caller has made sure of enough. One copy."""
-        if not num_blocks:
-            return array("i")
-        taken = self.free[-num_blocks:]
-        del self.free[-num_blocks:]
-        taken.reverse()
-        return taken
+        start = self._top
+        self._top += num_blocks
+        return self._stack[start : self._top]
 
     def share(self, blocks: Iterable[int]) -> None:
         """Note one more table that holds each of these loose blocks."""
@@ -59,7 +70,7 @@ class BlockPool:
         elif last_step > self.completed_step:
             self._fence(blocks, last_step)
         else:
-            self.free.extend(blocks[::-1])
+            self._put(blocks)
 
     def begin_step(self) -> int:
         """Open the next step and return its number."""
@@ -77,8 +88,14 @@ class BlockPool:
         for fence in sorted(s for s in self.fenced if s <= step):
             blocks = self.fenced.pop(fence)
             self.num_fenced -= len(blocks)
-            self.free.extend(blocks[::-1])
+            self._put(blocks)
         return True
+
+    def _put(self, blocks: array[int]) -> None:
+        """Make blocks free, those that are handed out next."""
+        end = self._top
+        self._top -= len(blocks)
+        self._stack[self._top : end] = blocks
 
     def _fence(self, blocks: array[int], step: int) -> None:
         if blocks:
@@ -100,4 +117,4 @@ class BlockPool:
             elif step:
                 self._fence(array("i", (block,)), step)
             else:
-                self.free.append(block)
+                self._put(array("i", (block,)))

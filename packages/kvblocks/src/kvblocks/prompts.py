@@ -77,7 +77,7 @@ def find_prefix(
     ledger: Ledger, packed: array[int], num_full: int, keys: Mapping[int, bytes]
 ) -> Found:
     """What is cached of the first `num_full` blocks of a prompt."""
-    full = packed[: num_full * ledger.block_size].tobytes()
+    full = bytes(memoryview(packed)[: num_full * ledger.block_size])
     return ledger.runs.find(cut_stretches(full, 0, keys, ledger.block_size * TOKEN_BYTES))
 
 
@@ -122,7 +122,7 @@ def allocate(
         copies = (BlockCopy(source.blocks[-1], new[0], partial.num_tokens),)
         ledger.runs.release(source, ledger.pool.open_step)
         ledger.count["copies"] += 1
-    keeps_ids = ledger.prefix_caching
+    keeps_ids, block_table = ledger.prefix_caching, found.blocks + new
     ledger.sequences[seq_id] = Sequence(
         block_size=ledger.block_size,
         namespace=prompt.namespace,
@@ -130,7 +130,7 @@ def allocate(
         keys=prompt.keys,
         run=run,
         num_run_blocks=len(found.blocks),
-        block_table=found.blocks + new,
+        block_table=block_table,
         keeps_ids=keeps_ids,
         token_ids=prompt.tokens[num_full:] if keeps_ids else array("I"),
         first_id=num_full,
@@ -142,7 +142,7 @@ def allocate(
     if keeps_ids:
         ledger.count["queried_tokens"] += num_tokens
         ledger.count["cached_tokens"] += num_cached
-    return Allocation(num_cached, len(new), found.blocks + new, copies)
+    return Allocation(num_cached, len(new), block_table[:], copies)
 
 
 def read_lookahead(num_lookahead_tokens: int) -> int:

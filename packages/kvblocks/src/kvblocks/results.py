@@ -9,7 +9,6 @@ from array import array
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 SequenceId: TypeAlias = Hashable
@@ -140,9 +139,9 @@ class StepPlan:
     def __init__(
         self,
         block_size: int,
+        copies: tuple[BlockCopy, ...],
+        new_blocks: Mapping[SequenceId, tuple[int, ...]],
         *,
-        copies: tuple[BlockCopy, ...] = (),
-        new_blocks: Mapping[SequenceId, tuple[int, ...]] = MappingProxyType({}),
         spans: Iterable[Span] = (),
         slots: array[int] | None = None,
     ) -> None:

@@ -148,6 +148,8 @@ def cut_stretches(
     tokens: bytes, start: int, keys: Mapping[int, bytes], width: int
 ) -> list[Stretch]:
     """Cut packed blocks, the first of which has the index `start`, where something stands before one."""
+    if len(keys) == 1:  # the namespace, before block 0
+        return [Stretch(b"" if start else keys[0], tokens)]
     num_blocks = len(tokens) // width
     cuts = [start, *(index for index in sorted(keys) if start < index < start + num_blocks)]
     return [

@@ -187,8 +187,8 @@ class RunTree:
         They join `run`, and its record of use, if the sequence holds it alone and nothing follows
         it: O(1), since nobody's content can be found there.
         """
-        if self._can_grow(run, stretch):
-            self._grow(run, stretch.tokens, blocks)
+        if self.can_grow(run) and not stretch.key:
+            self.grow(run, stretch.tokens, blocks)
             return Published(run, _NOTHING)
         found = self._find_below(run, stretch)
         num_known = len(found.blocks)
@@ -199,23 +199,24 @@ class RunTree:
             stretch = Stretch(b"", stretch.tokens[num_known * self._width :])
         if num_known < len(blocks):
             blocks = blocks[num_known:]
-            if self._can_grow(run, stretch):
-                self._grow(run, stretch.tokens, blocks)
+            if self.can_grow(run) and not stretch.key:
+                self.grow(run, stretch.tokens, blocks)
             else:
                 run = self._begin_run(run, stretch, blocks)
                 run.priority = priority
         return Published(run, found.blocks)
 
-    def _can_grow(self, run: Run, stretch: Stretch) -> bool:
-        """Whether what its only holder publishes now may join it.
+    def can_grow(self, run: Run) -> bool:
+        """Whether what its only holder publishes now may join it, unless that has a key of its own.
 
-        What has a key of its own begins a run. A run that an open step of one who left it used stays as it is: that step did not use what
+        A run that an open step of one who left it used stays as it is: that step did not use what
         comes now.
         """
-        is_alone = run.holders == 1 and not run.children and not stretch.key
+        is_alone = run.holders == 1 and not run.children
         return is_alone and run.last_step <= self._pool.completed_step
 
-    def _grow(self, run: Run, tokens: bytes, blocks: array[int]) -> None:
+    def grow(self, run: Run, tokens: bytes, blocks: array[int]) -> None:
+        """Let blocks join the run of their only holder. O(1)."""
         run.tokens += tokens
         run.blocks += blocks
 
