@@ -138,7 +138,7 @@ def check_queue(runs: RunTree) -> None:
         "the queue of eviction must be a heap",
     )
     for rank, _, run in runs.queue.entries:
-        now = runs.queue.rank(run)
+        now = runs.queue.policy.rank(run)
         _require(not now < rank, f"a run is queued at {rank}, and ranks {now} now")
 
 

@@ -13,6 +13,7 @@
     ├── PinLimit             (MemoryError)     pins would hold more blocks than they may
     ├── InvalidStep          (ValueError)      a step number that was never begun
     ├── InvalidConfig        (ValueError)      a manager that cannot be
+    ├── InvalidSnapshot      (ValueError)      bytes that are no snapshot, or ids that cannot be in one
     ├── InvalidSize          (ValueError)      a size, a length or a share outside its range
     ├── InvalidUsage         (ValueError)      options that contradict each other, or lack one
     ├── UnreadableFile       (OSError)         a file that cannot be opened or decoded
@@ -88,6 +89,10 @@ class InvalidStep(KVBlocksError, ValueError):
 
 class InvalidConfig(KVBlocksError, ValueError):
     """A manager needs at least one block of at least one token."""
+
+
+class InvalidSnapshot(KVBlocksError, ValueError):
+    """Bytes that are no snapshot of this version, or ids that cannot be stored in one."""
 
 
 class InvalidSize(KVBlocksError, ValueError):

@@ -106,14 +106,14 @@ class LeafQueue:
     """
 
     def __init__(self, policy: Policy) -> None:
-        self.rank = policy.rank
+        self.policy = policy
         self.entries: list[tuple[Any, int, Run]] = []  # of (rank, serial, run), a heap
 
     def push(self, run: Run) -> None:
         """Queue a run that has come to rest as a leaf. O(log leaves)."""
         if not run.queued:
             run.queued = run.last_used
-            heappush(self.entries, (self.rank(run), run.serial, run))
+            heappush(self.entries, (self.policy.rank(run), run.serial, run))
 
     def pop(self) -> Run:
         """Take the leaf that goes first. O(log leaves), amortised."""

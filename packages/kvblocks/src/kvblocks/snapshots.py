@@ -1,0 +1,154 @@
+"""Snapshots: the whole state of a manager as bytes, and a manager from such bytes.
+
+    one line of JSON: version, policy, SHA-256 of the rest | the state, pickled
+
+Runs hang together as deeply as conversations are long, deeper than a pickle may recurse. So they are
+written as a list, parents before children, and each one's children after that. Reading makes nothing
+but this package's own records, arrays, counters and the policy: foreign bytes cannot call anything.
+
+Knows how state is stored. Does not know what it means.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from hashlib import sha256
+from typing import Any
+
+from kvblocks._version import __version__
+from kvblocks.decode import DecodeBatch
+from kvblocks.errors import InvalidSnapshot, KVBlocksError
+from kvblocks.hashing import Digest
+from kvblocks.ledger import Ledger
+from kvblocks.policies import make_policy
+from kvblocks.runs import Run
+
+_PROTOCOL = 5
+_MAKE_ARRAY = array("i").__reduce_ex__(_PROTOCOL)[0]
+_DIGEST, _BATCH = "digest", "batch"
+
+
+def dump_state(state: dict[str, Any], ledger: Ledger, policy: str, digest: Digest) -> bytes:
+    """A manager's attributes, those of its ledger included, as bytes. O(state).
+
+    `InvalidSnapshot` for a sequence id or a pin's name that is not plain.
+    """
+    ledger.all_sequences()  # their lengths are up to date now
+    runs = _parents_first(ledger)
+    body = io.BytesIO()
+    pickler = _Pickler(body, digest, type(ledger.runs.queue.policy))
+    pickler.dump((runs, [list(run.children.values()) for run in runs], state))
+    header = {
+        "kvblocks": __version__,
+        "policy": policy,
+        "sha256": sha256(body.getbuffer()).hexdigest(),
+    }
+    return json.dumps(header).encode() + b"\n" + body.getvalue()
+
+
+def load_state(snapshot: bytes, digest: Digest) -> dict[str, Any]:
+    """The attributes that `dump_state` wrote. O(state); `InvalidSnapshot`."""
+    line, _, body = bytes(snapshot).partition(b"\n")
+    try:
+        header = json.loads(line)
+        version, policy, checksum = header["kvblocks"], header["policy"], header["sha256"]
+    except (ValueError, KeyError, TypeError):
+        raise InvalidSnapshot(
+            "snapshot must be what `snapshot` returned, got other bytes"
+        ) from None
+    if version != __version__:
+        raise InvalidSnapshot(
+            f"snapshot must be of this version, {__version__}, got one of {version}"
+        )
+    if sha256(body).hexdigest() != checksum:
+        raise InvalidSnapshot("snapshot must be whole, got bytes that its checksum does not fit")
+    unpickler = _Unpickler(io.BytesIO(body), digest, type(make_policy(policy)))
+    try:
+        runs, children, state = unpickler.load()
+        for run, following in zip(runs, children, strict=True):
+            run.children = {child.key: child for child in following}
+    except KVBlocksError:
+        raise
+    except Exception as error:
+        raise InvalidSnapshot(f"snapshot cannot be read: {error}") from error
+    return dict(state)
+
+
+def _parents_first(ledger: Ledger) -> list[Run]:
+    """Every run that somebody holds or could find."""
+    ends = [sequence.run for sequence in ledger.sequences.values()]
+    ends += [run for _, run in ledger.pins.held.values()]
+    seen: dict[Run, None] = {}
+    for end in (ledger.runs.root, *ends):
+        path: list[Run] = []
+        run: Run | None = end
+        while run is not None and run not in seen:
+            path.append(run)
+            run = run.parent
+        seen.update(dict.fromkeys(reversed(path)))
+    stack: list[Run] = list(seen)
+    while stack:
+        following: Iterable[Run] = stack.pop().children.values()
+        news = [run for run in following if run not in seen]
+        seen.update(dict.fromkeys(news))
+        stack += news
+    return list(seen)
+
+
+class _Pickler(pickle.Pickler):
+    """Writes what `_Unpickler` reads, and nothing else."""
+
+    def __init__(self, file: io.BytesIO, digest: Digest, policy: type) -> None:
+        super().__init__(file, _PROTOCOL)
+        self._digest = digest
+        self._policy = policy
+
+    def persistent_id(self, obj: object) -> str | None:
+        """Leave the digest to the reader, and batches out: their rows go on by themselves."""
+        if obj is self._digest:
+            return _DIGEST
+        return _BATCH if isinstance(obj, DecodeBatch) else None
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Write a run without its children; refuse what would not be read."""
+        if isinstance(obj, Run):
+            noted = {name: getattr(obj, name) for name in Run.__slots__ if name != "children"}
+            made_of = (obj.key, obj.tokens, obj.blocks, obj.parent, obj.serial)
+            return Run, made_of, (None, noted)
+        if not _is_ours(obj if hasattr(obj, "__qualname__") else type(obj), self._policy):
+            raise InvalidSnapshot(
+                f"ids of sequences and names of pins must be plain values to be stored (text, "
+                f"numbers, bytes, tuples of these), got {obj!r}"
+            )
+        return NotImplemented
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes this package's records, arrays, counters and one policy; calls nothing else."""
+
+    def __init__(self, file: io.BytesIO, digest: Digest, policy: type) -> None:
+        super().__init__(file)
+        self._digest = digest
+        self._policy = policy
+
+    def persistent_load(self, pid: object) -> Digest | None:
+        """The digest of the new manager; no batch."""
+        return self._digest if pid == _DIGEST else None
+
+    def find_class(self, module: str, name: str) -> Any:
+        """A class that a state is made of."""
+        found = super().find_class(module, name)
+        if not _is_ours(found, self._policy):
+            raise InvalidSnapshot(f"snapshot must be of a manager, got one of {module}.{name}")
+        return found
+
+
+def _is_ours(named: Any, policy: type) -> bool:
+    if named in {policy, array, Counter, _MAKE_ARRAY}:
+        return True
+    return isinstance(named, type) and named.__module__.startswith("kvblocks.")
