@@ -116,6 +116,14 @@ def stress(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def simulate(session: nox.Session) -> None:
+    """Play worlds of requests on kvruntime's engine: `nox -s simulate -- --seed 0 --worlds 500`."""
+    install_packages(session)
+    session.chdir("packages/kvruntime")
+    session.run("python", "-m", "tests.simulation", *session.posargs)
+
+
+@nox.session(default=False)
 def fuzz(session: nox.Session) -> None:
     """Let hypothesis look for calls that break a rule: `nox -s fuzz -- --seed 1 --steps 200000`."""
     install(session, "-e", "packages/kvblocks", *groups("test"))

@@ -1,50 +1,9 @@
 """Who runs, with how many tokens, in which blocks; no model is needed to say it."""
 
-from typing import Any
-
-from kvblocks import BlockManager
 from kvruntime import FinishReason, SamplingParams
-from kvruntime.engine_config import SchedulerConfig
 from kvruntime.request import Request, Sequence
-from kvruntime.scheduler import Scheduler
-from kvruntime.steps import SchedulerOutput
 
-NEXT_TOKEN = 7
-
-
-def make(
-    num_blocks: int = 64, budget: int = 32, seqs: int = 8, *, caching: bool = True, **policies: Any
-) -> Scheduler:
-    manager = BlockManager(num_blocks, 4, prefix_caching=caching)
-    config = SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=seqs, **policies)
-    return Scheduler(manager, config)
-
-
-def add(scheduler: Scheduler, request_id: int, tokens: range, n: int = 1) -> Request:
-    params = SamplingParams(n=n)
-    request = Request(request_id, "", list(tokens), params, seed=0)
-    scheduler.add(request)
-    return request
-
-
-def run(scheduler: Scheduler) -> SchedulerOutput:
-    """Schedule and complete a step; each sequence that completes gets a next token."""
-    output = scheduler.schedule()
-    scheduler.complete(output)
-    for item in output.scheduled:
-        if item.completes:
-            request, children = item.sequence.request, []
-            if not request.is_forked:
-                children = [scheduler.fork(item.sequence) for _ in range(request.params.n - 1)]
-                request.is_forked = True
-            for sequence in (item.sequence, *children):
-                sequence.token_ids.append(NEXT_TOKEN)
-    scheduler.manager.check()
-    return output
-
-
-def counts(output: SchedulerOutput) -> dict[tuple[int, int], int]:
-    return {item.sequence.seq_id: len(item.token_ids) for item in output.scheduled}
+from .scheduling import NEXT_TOKEN, add, counts, make, run
 
 
 def test_prompts_and_decoding_share_one_budget() -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from typing import Literal, NamedTuple
 
-from kvblocks import BlockCopy, BlockManager
+from kvblocks import BlockCopy, BlockManager, Verdict
 from kvruntime.engine_config import SchedulerConfig
 from kvruntime.request import Event, FinishReason, Request, Sequence
 from kvruntime.steps import ScheduledSequence, SchedulerOutput, StepRecord
@@ -168,21 +168,22 @@ class Scheduler:
 
     def _shortage(self, batch: Mapping[Sequence, int]) -> str:
         """Why a batch of running sequences cannot have its blocks; nothing if it can."""
+        if not batch:
+            return ""
         verdict = self.manager.can_append(self._entries(batch))
         if not verdict.is_now:
             return str(verdict)
-        if self._spares_cache and verdict.num_needed_blocks > self._num_free_blocks:
-            return f"{verdict}, but only by evicting cached blocks"
-        return ""
+        # The last request has nobody to preempt but itself.
+        is_last = self.running[0].request is self.running[-1].request
+        return "" if is_last else self._would_evict(verdict)
 
-    @property
-    def _spares_cache(self) -> bool:
-        """Whether cached blocks stay while there is somebody to preempt, or to defer instead."""
-        return self.config.eviction == "after" and len({s.request for s in self.running}) > 1
-
-    @property
-    def _num_free_blocks(self) -> int:
-        return self.manager.stats().num_free_blocks
+    def _would_evict(self, verdict: Verdict) -> str:
+        """Why blocks that can be had shall not be had yet: cached content would be lost."""
+        if self.config.eviction == "before":
+            return ""
+        if verdict.num_needed_blocks <= self.manager.stats().num_free_blocks:
+            return ""
+        return f"{verdict}, but only by evicting cached blocks"
 
     def _newest(self) -> list[Sequence]:
         """Whom to preempt: the request that came last, as a whole; the last one, sample by sample.
@@ -250,9 +251,7 @@ class Scheduler:
         verdict = self.manager.can_allocate(sequence.token_ids, salt=sequence.request.cache_salt)
         if not verdict.is_now:
             return str(verdict)
-        if self._spares_cache and verdict.num_needed_blocks > self._num_free_blocks:
-            return f"{verdict}, but only by evicting cached blocks"
-        return ""
+        return self._would_evict(verdict) if self.running else ""
 
     def _num_seats(self, newcomer: Sequence) -> int:
         """The seats taken if a sequence joined, with those for the answers it will fork into."""
