@@ -42,6 +42,8 @@ MODULES = (
     "decode",
     "snapshots",
     "manager",
+    "recording",
+    "replay",
     "facades.held",
     "facades.sglang",
     "facades.vllm",
@@ -73,6 +75,8 @@ MODULES = (
 )
 # What few need is imported when it is needed: importing the package must stay quick.
 LAZY = {
+    "recording",
+    "replay",
     "snapshots",
     "units",
     "files",

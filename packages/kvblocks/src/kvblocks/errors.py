@@ -14,6 +14,7 @@
     ├── InvalidStep          (ValueError)      a step number that was never begun
     ├── InvalidConfig        (ValueError)      a manager that cannot be
     ├── InvalidSnapshot      (ValueError)      bytes that are no snapshot, or ids that cannot be in one
+    ├── InvalidLog           (ValueError)      a log of operations that cannot be written or read
     ├── InvalidSize          (ValueError)      a size, a length or a share outside its range
     ├── InvalidUsage         (ValueError)      options that contradict each other, or lack one
     ├── UnreadableFile       (OSError)         a file that cannot be opened or decoded
@@ -93,6 +94,10 @@ class InvalidConfig(KVBlocksError, ValueError):
 
 class InvalidSnapshot(KVBlocksError, ValueError):
     """Bytes that are no snapshot of this version, or ids that cannot be stored in one."""
+
+
+class InvalidLog(KVBlocksError, ValueError):
+    """A log of operations that cannot be read, or a call that cannot be written to one."""
 
 
 class InvalidSize(KVBlocksError, ValueError):

@@ -159,6 +159,11 @@ class BlockManager:
     def __contains__(self, seq_id: object) -> bool:
         return seq_id in self._ledger.sequences
 
+    @property
+    def seq_ids(self) -> tuple[SequenceId, ...]:
+        """The sequences that there are, in the order in which they came. O(sequences)."""
+        return tuple(self._ledger.sequences)
+
     def block_table(self, seq_id: SequenceId) -> array[int]:
         """The physical block of each logical block, as an int32 copy: one memcpy."""
         return self._ledger.get(seq_id).block_table[:]
@@ -321,7 +326,7 @@ class BlockManager:
 
         See `DecodeBatch.join`. O(sequences).
         """
-        batch = DecodeBatch(self._ledger)
+        batch = self._make_batch()
         listed = list(seq_ids)
         for seq_id in listed:
             batch.check_join(seq_id)
@@ -330,6 +335,9 @@ class BlockManager:
         for seq_id in listed:
             batch.join(seq_id)
         return batch
+
+    def _make_batch(self) -> DecodeBatch:
+        return DecodeBatch(self._ledger)
 
     def pin(
         self,
