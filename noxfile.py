@@ -51,7 +51,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run all tests: each package's own, and the packages together."""
-    install_packages(session, *groups("test", "oracles"))
+    install_packages(session, *groups("test", "oracles", "nvrtc"))
     install_smollm2(session)
     session.run("pytest", *session.posargs)
 

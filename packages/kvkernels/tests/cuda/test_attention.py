@@ -10,7 +10,7 @@ from .cases import Case
 from .host_gpu import HostGPU
 
 LENGTHS = [0, 1, 15, 16, 17, 49, 130]
-ROWS = [0, 1, 3, 16, 2, 49, 7]
+ROWS = [0, 1, 3, 16, 2, 7, 100]
 # A split of a length that cuts the longer sequences, so that results are merged.
 CHUNK = 64
 
@@ -76,6 +76,26 @@ def test_decode_is_that_of_float64(gpu: HostGPU, name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in DECODE if "float32" not in name])
 def test_splits_are_merged_to_that_of_float64(gpu: HostGPU, name: str) -> None:
     Case(LENGTHS, **DECODE[name], chunk=CHUNK, seed=1).check(gpu)
+
+
+MIXED: dict[str, Options] = {
+    name: DECODE[name]
+    for name in (
+        *("bfloat16", "float16", "float32", "float32-queries-of-float16-keys", "e4m3", "int8"),
+        *("e4m3-token-scales", "int8-token-scales", "int8-float16", "head-dim-80", "head-dim-128"),
+        *("head-dim-256", "multi-head", "group-of-5", "group-of-71", "block-of-1", "block-of-24"),
+        *("NHD", "window", "window-of-its-own-key", "softcap", "alibi", "sinks", "everything"),
+        *("e4m3-head-dim-80", "int8-head-dim-128", "head-dim-16"),
+    )
+} | {
+    "all-keys": {"causal": False},
+    "all-keys-in-a-window": {"causal": False, "window_left": 9},
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_a_mixed_batch_is_that_of_float64(gpu: HostGPU, name: str) -> None:
+    Case(LENGTHS, ROWS, **MIXED[name]).check(gpu)
 
 
 @pytest.mark.parametrize("unowned_is_nan", [True, False])

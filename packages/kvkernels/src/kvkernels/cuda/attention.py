@@ -191,4 +191,8 @@ def attend(
     params["split_rows"] = size.split_rows
     split = kernels.attend_split(*dtypes, size.head_dim, size.tiles, features)
     launcher.launch(split, size.num_blocks, params, stream)
+    if size.has_many_rows:
+        wanted = features & ~(kernels.MANY_ROWS | kernels.WHOLE_TILES)
+        prefill = kernels.attend_prefill(*dtypes, size.head_dim, wanted)
+        launcher.launch(prefill, size.num_blocks, params, stream)
     launcher.launch(kernels.merge_splits(inputs.q.dtype), size.num_blocks, params, stream)

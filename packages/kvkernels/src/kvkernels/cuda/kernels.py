@@ -59,6 +59,20 @@ def merge_splits(query: str) -> Kernel:
     return Kernel(f"merge_splits<{TYPES[query]}>", files, "AttentionParams", 128)
 
 
+def attend_prefill(query: str, cache: str, head_dim: int, features: int) -> Kernel:
+    """Attention tiled over the rows, for sequences with many rows (prefill.cuh)."""
+    is_long = head_dim > 128
+    keys, pieces = 32 if is_long else 64, head_dim * ITEMSIZE[cache] // 16
+    parked_queries = 64 * head_dim * 2 if is_long else 0
+    return Kernel(
+        f"attend_prefill<{TYPES[query]}, {TYPES[cache]}, {head_dim}, {features}u>",
+        (*_SHARED_FILES, "fragments.cuh", "prefill.cuh"),
+        "AttentionParams",
+        128,
+        2 * keys * (pieces | 1) * 16 + parked_queries,
+    )
+
+
 def attend_generic(query: str, cache: str, features: int) -> Kernel:
     """Attention for every pair of dtypes and any head dimension up to 256 (generic.cuh)."""
     return Kernel(
@@ -67,3 +81,21 @@ def attend_generic(query: str, cache: str, features: int) -> Kernel:
         "AttentionParams",
         128,
     )
+
+
+# The specialisations that are tuned and whose registers are watched; all other shapes share their text.
+TUNED = (
+    PLAN,
+    merge_splits("bfloat16"),
+    *(attend_split("bfloat16", "bfloat16", dim, 1, WHOLE_TILES) for dim in (64, 128)),
+    attend_split("float16", "float16", 128, 1, WHOLE_TILES),
+    attend_split("bfloat16", "bfloat16", 128, 2, WHOLE_TILES | MANY_ROWS),
+    attend_split("bfloat16", "float8_e4m3", 128, 1, WHOLE_TILES),
+    attend_split("bfloat16", "int8", 128, 1, WHOLE_TILES | TOKEN_SCALES),
+    attend_split("bfloat16", "int8", 128, 2, 31),
+    *(attend_prefill("bfloat16", "bfloat16", dim, 0) for dim in (64, 128, 256)),
+    attend_prefill("bfloat16", "float8_e4m3", 128, 0),
+    attend_prefill("bfloat16", "int8", 128, TOKEN_SCALES),
+    attend_prefill("bfloat16", "bfloat16", 128, SOFTCAP | ALIBI),
+    attend_generic("float32", "float32", 0),
+)

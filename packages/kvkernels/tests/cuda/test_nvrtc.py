@@ -1,0 +1,44 @@
+"""The kernels compiled for GPUs by NVRTC, which needs none: registers, spills and shared memory.
+
+budget.json holds what each tuned kernel may take: what it takes with NVRTC 13.0 and about 5 % more.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvkernels.cuda.kernels import TUNED, Kernel
+
+from . import nvrtc
+
+ARCHITECTURES = (
+    *("sm_80", "sm_90", "sm_100"),
+    *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("sm_86", "sm_89", "sm_120")),
+)
+BUDGET = json.loads((Path(__file__).parent / "budget.json").read_text("utf-8"))
+# Dynamic and static shared memory of a thread block, on the smallest of these GPUs (sm_86, sm_89).
+MAX_SHARED_BYTES = 99 * 1024
+
+pytestmark = pytest.mark.skipif(
+    nvrtc.library() is None, reason="needs the wheel nvidia-cuda-nvrtc (Linux and Windows only)"
+)
+
+
+def test_at_most_20_kernels_are_tuned() -> None:
+    assert len({kernel.expression for kernel in TUNED}) == len(TUNED) <= 20
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("kernel", TUNED, ids=lambda kernel: kernel.expression)
+def test_a_tuned_kernel_spills_nothing_and_keeps_its_budget(kernel: Kernel, arch: str) -> None:
+    cubin, usage = nvrtc.compile_kernel(kernel, arch)
+    assert cubin[:4] == b"\x7fELF"
+    assert (usage.spilled_bytes, usage.stack_bytes) == (0, 0)
+    assert usage.registers <= BUDGET[kernel.expression]["registers"]
+    shared = usage.static_shared_bytes + kernel.shared_bytes
+    assert shared <= BUDGET[kernel.expression]["shared_bytes"] <= MAX_SHARED_BYTES
+
+
+def test_every_budget_is_that_of_a_tuned_kernel() -> None:
+    assert BUDGET.keys() == {kernel.expression for kernel in TUNED}
