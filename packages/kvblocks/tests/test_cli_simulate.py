@@ -1,6 +1,8 @@
 """`kvblocks simulate`: what it prints, and what it says of mistakes."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -192,3 +194,19 @@ def test_progress_is_silent_elsewhere() -> None:
         progress.begin("lru", 4)
         progress(2)
     assert stream.text == ""
+
+
+def test_a_report_is_written_beside_the_data(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "report.html"
+    options = ("--capacity", "2,3", "--policy", "lru,belady", "--html", str(page), "--json")
+    assert len(json.loads(printed(capsys, trace, *options))["results"]) == 4
+    assert "belady (index)" in page.read_text("utf-8")
+
+
+def test_a_report_that_cannot_be_written_is_one_sentence(trace: str, tmp_path: Path) -> None:
+    page = str(tmp_path / "no" / "report.html")
+    command = [sys.executable, "-m", "kvblocks", "simulate", trace, "--html", page]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)

@@ -7,12 +7,14 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from kvblocks.cli.parser import Subparsers, listed, terminal_width, typed
 from kvblocks.cli.progress import ProgressLine
 from kvblocks.cli.tables import render_table
 from kvblocks.errors import InvalidTrace
+from kvblocks.report.simulation import simulation_page
 from kvblocks.simulate import LruCurve, Outcome, Service, Simulation
 from kvblocks.traces import AUTO, FORMATS, Trace, read_trace
 from kvblocks.units import parse_count
@@ -85,6 +87,9 @@ def add_parser(commands: "Subparsers[Any]") -> None:
         "--decode-rate", type=float, metavar="N", help="timestamps: generated tokens a second"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="also write a report with charts, in one file"
+    )
     parser.set_defaults(run=run)
 
 
@@ -101,6 +106,9 @@ def run(options: argparse.Namespace) -> None:
             progress.begin("lru curve", len(trace.requests))
             curve = simulation.curve(progress)
         outcomes = _outcomes(options, simulation, curve, progress)
+    if options.html:
+        page = simulation_page(", ".join(options.trace), simulation, outcomes)
+        options.html.write_text(page, "utf-8")
     if options.json:
         print(json.dumps(_as_json(simulation, curve, outcomes), indent=2))
     else:
