@@ -12,10 +12,11 @@ from kvruntime.errors import (
     MissingDependency,
 )
 from kvruntime.llm import LLM
-from kvruntime.request import CompletionOutput, FinishReason, Request, RequestOutput
+from kvruntime.request import CompletionOutput, Event, FinishReason, Request, RequestOutput
 from kvruntime.sampler import TokenLogprobs
 from kvruntime.sampling_params import BeamSearchParams, SamplingParams
 from kvruntime.stats import EngineStats
+from kvruntime.steps import StepRecord
 from kvruntime.weights import Checkpoint, load_checkpoint
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "EngineBusy",
     "EngineConfig",
     "EngineStats",
+    "Event",
     "FinishReason",
     "InvalidRequest",
     "KVRuntimeError",
@@ -36,6 +38,7 @@ __all__ = [
     "Request",
     "RequestOutput",
     "SamplingParams",
+    "StepRecord",
     "TokenLogprobs",
     "__version__",
     "load_checkpoint",

@@ -10,16 +10,16 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
 from kvruntime._version import __version__
 from kvruntime.demo import run_demo
-from kvruntime.engine_config import EngineConfig
+from kvruntime.engine_config import Admission, EngineConfig, Eviction, Preemption
 from kvruntime.errors import InvalidRequest, KVRuntimeError
 from kvruntime.llm import LLM
-from kvruntime.report import Answer, progress_bars, show_answers, show_stats, to_json
+from kvruntime.report import Answer, progress_bars, show_answers, show_stats, show_steps, to_json
 from kvruntime.sampling_params import SamplingParams
 
 __all__ = ["app", "main"]
@@ -97,6 +97,27 @@ def generate(
     num_blocks: Annotated[
         int | None, typer.Option(help="Blocks of the pool.  [default: what 512 MiB hold]")
     ] = None,
+    prefix_caching: Annotated[
+        bool,
+        typer.Option(
+            "--prefix-caching/--no-prefix-caching", help="Reuse blocks of equal prefixes."
+        ),
+    ] = True,
+    max_num_seqs: Annotated[int, typer.Option(help="Samples that run side by side.")] = 64,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens a step at most.")] = 512,
+    skip_ahead: Annotated[
+        int, typer.Option(help="Later prompts that may start before one that has no room yet.")
+    ] = 0,
+    admission: Annotated[
+        str, typer.Option(help="What needs room to start: the prompt, or also the output.")
+    ] = "prompt",
+    eviction: Annotated[
+        str, typer.Option(help="Evict cached blocks before or after somebody is preempted.")
+    ] = "before",
+    preemption: Annotated[str, typer.Option(help="recompute, swap or auto.")] = "recompute",
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Say who waited, was preempted and why.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Generate text for one prompt or several, batched together."""
@@ -114,7 +135,19 @@ def generate(
         top_p=top_p,
         seed=seed,
     )
-    config = EngineConfig(block_size=block_size, num_blocks=num_blocks)
+    config = EngineConfig(
+        block_size=block_size,
+        num_blocks=num_blocks,
+        prefix_caching=prefix_caching,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        skip_ahead=skip_ahead,
+        admission=cast("Admission", admission),
+        eviction=cast("Eviction", eviction),
+        preemption=cast("Preemption", preemption),
+        # A step computes one token at least, so that this is all of them.
+        log_steps=100_000 if verbose else 1,
+    )
     with progress_bars() as progress:
         llm = LLM(model, config, progress=progress)
         if raw:
@@ -124,6 +157,8 @@ def generate(
             outputs = llm.chat(
                 [[*first, {"role": "user", "content": text}] for text in prompt], params
             )
+    if verbose:
+        show_steps(llm)
     _show(llm, list(zip(prompt, outputs, strict=True)), as_json=as_json)
 
 

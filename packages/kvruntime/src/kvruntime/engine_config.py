@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from kvruntime.errors import InvalidRequest
 
-__all__ = ["EngineConfig", "SchedulerConfig"]
+__all__ = ["Admission", "EngineConfig", "Eviction", "Policy", "Preemption", "SchedulerConfig"]
 
 Policy = Literal["fcfs", "priority"]
 Admission = Literal["prompt", "output"]

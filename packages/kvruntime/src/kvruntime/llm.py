@@ -21,10 +21,12 @@ import torch
 from kvruntime.engine import Engine
 from kvruntime.engine_config import EngineConfig
 from kvruntime.errors import InvalidRequest
+from kvruntime.explain import explain
 from kvruntime.models import Llama
 from kvruntime.request import CompletionOutput, Request, RequestOutput, Sequence
 from kvruntime.sampling_params import BeamSearchParams, SamplingParams
 from kvruntime.stats import EngineStats
+from kvruntime.steps import StepRecord
 from kvruntime.weights import Checkpoint, Progress, load_checkpoint
 
 __all__ = ["LLM"]
@@ -105,6 +107,18 @@ class LLM:
         texts = [self.tokenizer.apply_chat_template(c) for c in _conversations(conversations)]
         encoded = [(text, self._tokenize(text, add_special_tokens=False)) for text in texts]
         return self._answer(encoded, params, priority, cache_salt)
+
+    def explain(self, answer: RequestOutput) -> str:
+        """Say what happened to a request and why: one line a wait, admission, preemption and end.
+
+        With the steps of the engine in which it ran, as far as the step log reaches back.
+        """
+        return explain(answer, self.step_log)
+
+    @property
+    def step_log(self) -> tuple[StepRecord, ...]:
+        """The last steps, `log_steps` of them: who ran, what happened to whom, and the pool."""
+        return tuple(self.engine.scheduler.log)
 
     @property
     def stats(self) -> EngineStats:
@@ -197,6 +211,7 @@ class LLM:
             request.num_cached_tokens or 0,
             outputs,
             tuple(request.prompt_logprobs or [None]) if wants_prompt else None,
+            tuple(request.events),
         )
 
     def _completion(self, index: int, sequence: Sequence) -> CompletionOutput:

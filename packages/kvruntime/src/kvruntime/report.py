@@ -21,9 +21,10 @@ from rich.text import Text
 
 from kvruntime.llm import LLM
 from kvruntime.request import RequestOutput
+from kvruntime.stats import EngineStats
 from kvruntime.weights import Progress
 
-__all__ = ["Answer", "progress_bars", "show_answers", "show_stats", "to_json"]
+__all__ = ["Answer", "progress_bars", "show_answers", "show_stats", "show_steps", "to_json"]
 
 # What was asked, in the user's words, and what came back.
 Answer = tuple[str, RequestOutput]
@@ -87,6 +88,21 @@ def show_answers(answers: Sequence[Answer]) -> None:
             console.print(Padding(Text(_visible(output.text.strip())), (0, 0, 0, 2), expand=False))
 
 
+def show_steps(llm: LLM) -> None:
+    """Print to standard error each step in which something happened, and the events of it.
+
+    Requests are numbered in the order of their prompts; "3.1" is sample 1 of request 3.
+    """
+    console = _console(stderr=True)
+    evicted = 0
+    for record in llm.step_log:
+        if record.events or record.num_evicted_blocks > evicted:
+            console.print(Text(str(record), style="dim"))
+            for event in record.events:
+                console.print(Text(f"  {event.subject} {event.what}"))
+        evicted = record.num_evicted_blocks
+
+
 def show_stats(llm: LLM) -> None:
     """Print the table of tokens and blocks."""
     stats, engine = llm.stats, llm.engine
@@ -120,9 +136,23 @@ def show_stats(llm: LLM) -> None:
         + (f", {stats.contiguous_slots / paged_slots:.0f} times that" if paged_slots else ""),
     )
     table.add_row("blocks leaked", f"{stats.num_leaked_blocks:,}")
+    pressed = _pressure(stats)
+    if any(count for _, count, _ in pressed):
+        table.add_section()
+        for label, count, note in pressed:
+            table.add_row(label, f"{count:,}", note)
     console = _console()
     console.print()
     console.print(table)
+
+
+def _pressure(stats: EngineStats) -> list[tuple[str, int, str]]:
+    """What was done because blocks ran short."""
+    return [
+        ("deferred", stats.num_deferrals, "prompts that waited for room"),
+        ("evicted", stats.num_evicted_blocks, "cached blocks that nobody used"),
+        ("preempted", stats.num_preemptions_recompute, "samples, computed again"),
+    ]
 
 
 def _visible(text: str) -> str:
@@ -133,9 +163,9 @@ def _visible(text: str) -> str:
     )
 
 
-def _console() -> Console:
-    """Standard output; a pipe gets whole lines, not lines cut at a guessed width."""
-    console = Console(highlight=False)
+def _console(*, stderr: bool = False) -> Console:
+    """A standard stream; a pipe gets whole lines, not lines cut at a guessed width."""
+    console = Console(highlight=False, stderr=stderr)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 120
     console.width = max(console.width, 40)  # below, a terminal wraps lines better than cells

@@ -30,10 +30,19 @@ class Event(NamedTuple):
     kind: str
     detail: str
 
-    def __str__(self) -> str:
+    @property
+    def subject(self) -> str:
+        """The request and its sample, as "3.1"."""
         request_id, index = self.seq_id
-        detail = f": {self.detail}" if self.detail else ""
-        return f"step {self.step}: {request_id}.{index} {self.kind}{detail}"
+        return f"{request_id}.{index}"
+
+    @property
+    def what(self) -> str:
+        """What happened, and why."""
+        return f"{self.kind}: {self.detail}" if self.detail else self.kind
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.subject} {self.what}"
 
 
 @dataclass(eq=False, slots=True)
@@ -179,7 +188,10 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A finished request, its answers in the order of their index."""
+    """A finished request, its answers in the order of their index.
+
+    `events` says when it was admitted, and when and why it had to wait or was preempted.
+    """
 
     request_id: int
     prompt: str
@@ -187,3 +199,4 @@ class RequestOutput:
     num_cached_tokens: int
     outputs: tuple[CompletionOutput, ...]
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    events: tuple[Event, ...] = ()

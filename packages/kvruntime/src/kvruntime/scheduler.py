@@ -390,7 +390,7 @@ class Scheduler:
                 scheduled=tuple(
                     (item.sequence.seq_id, len(item.token_ids)) for item in output.scheduled
                 ),
-                events=tuple(self._events),
+                events=self._events,
                 num_free_blocks=pool.num_free_blocks,
                 num_cached_blocks=pool.num_cached_blocks,
                 num_held_blocks=pool.num_held_blocks,

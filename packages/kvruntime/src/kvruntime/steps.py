@@ -43,11 +43,15 @@ class SchedulerOutput:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """A line of the step log: who ran with how many tokens, what happened to whom, the pool."""
+    """A line of the step log: who ran with how many tokens, what happened to whom, the pool.
+
+    The pool is that of the forward pass. `events` are complete when the next step is scheduled:
+    what ends, ends after it.
+    """
 
     step: int
     scheduled: tuple[tuple[tuple[int, int], int], ...]
-    events: tuple[Event, ...]
+    events: list[Event]
     num_free_blocks: int
     num_cached_blocks: int
     num_held_blocks: int
