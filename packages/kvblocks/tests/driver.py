@@ -7,7 +7,7 @@ manager with it watches for that.
 import random
 from collections.abc import Callable
 
-from kvblocks import BlockManager, OutOfBlocks, StepPlan
+from kvblocks import BlockManager, InvalidSwap, OutOfBlocks, StepPlan
 
 
 class Driver:
@@ -18,6 +18,7 @@ class Driver:
         self.manager = manager
         self.batch = manager.decode_batch()
         self.names: list[str] = []
+        self.swapped: list[str] = []
         self.num_names = 0
         self.num_steps = self.num_completed = 0
         self.plans: list[StepPlan] = []  # all that were handed out in the last operation
@@ -42,12 +43,30 @@ class Driver:
                 (self.append_batch, 6),
                 (self.commit_batch, 8),
             ]
+        if self.manager.num_host_blocks:
+            operations += [(self.swap_out, 4), (self.swap_in, 4)]
         choices, weights = zip(*operations, strict=True)
         try:
             self.rng.choices(choices, weights)[0]()
         except OutOfBlocks:
             if self.names:
                 self.free()
+
+    def swap_out(self) -> None:
+        names = [name for name in self.names if self.is_settled(name)]
+        names = self.rng.sample(names, min(len(names), self.rng.randint(0, 2)))
+        try:
+            self.manager.swap_out(names)
+        except InvalidSwap:
+            return  # the open step fills blocks of one
+        self.swapped += names
+        self.names = [name for name in self.names if name not in names]
+
+    def swap_in(self) -> None:
+        names = self.rng.sample(self.swapped, min(len(self.swapped), self.rng.randint(0, 2)))
+        self.manager.swap_in(names)
+        self.names += names
+        self.swapped = [name for name in self.swapped if name not in names]
 
     def some_name(self) -> str:
         return self.rng.choice(self.names)

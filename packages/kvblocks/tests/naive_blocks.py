@@ -85,6 +85,8 @@ class Seq:
 class Launch:
     """What one step was told to do; the device may do it at any time until it completes."""
 
+    swaps_out: list[tuple[int, int, int]] = field(default_factory=list)
+    swaps_in: list[tuple[int, int, int]] = field(default_factory=list)
     copies: list[tuple[int, int, int]] = field(default_factory=list)
     # sequence, position, slot, node
     writes: list[tuple[Seq, int, int, int]] = field(default_factory=list)

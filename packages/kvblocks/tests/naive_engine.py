@@ -46,12 +46,18 @@ class Engine(NaiveBlocks):
         caching: bool,
         partial: bool = False,
         policy: str = "lru",
+        num_host: int = 0,
     ) -> None:
         super().__init__(num_blocks, block_size, policy)
         self.rng = random.Random(seed)  # noqa: S311 -- replayable, not secret
         self.caching, self.partial = caching, partial
         self.manager = BlockManager(
-            num_blocks, block_size, prefix_caching=caching, partial_reuse=partial, policy=policy
+            num_blocks,
+            block_size,
+            prefix_caching=caching,
+            partial_reuse=partial,
+            policy=policy,
+            num_host_blocks=num_host,
         )
         self.names = 0
         self.num_partial_hits = 0
@@ -60,14 +66,15 @@ class Engine(NaiveBlocks):
     # ── the device ───────────────────────────────────────────────────────────────────────────
 
     def run(self, launch: Launch) -> None:
-        for source, destination, n in launch.copies:
+        for source, destination, n in launch.swaps_out + launch.swaps_in + launch.copies:
             start, to = source * self.size, destination * self.size
             self.slots[to : to + n] = self.slots[start : start + n]
         for _, _, slot, node in launch.writes:
             self.slots[slot] = node
         for _, table, nodes in launch.reads:
             assert self.read(table, len(nodes)) == nodes, "a step read another history"
-        launch.copies, launch.writes, launch.reads = [], [], []
+        launch.swaps_out, launch.swaps_in, launch.copies = [], [], []
+        launch.writes, launch.reads = [], []
 
     def read(self, table: list[int], n: int) -> list[int]:
         return [self.slots[table[p // self.size] * self.size + p % self.size] for p in range(n)]
@@ -460,8 +467,12 @@ class Engine(NaiveBlocks):
         } == {name: len(blocks) for name, blocks in states.items()}
         for name, seq in self.seqs.items():
             assert self.manager.block_table(name).tolist() == seq.table
-            n = seq.readable
+            n = self.num_readable(seq)
             assert self.read(seq.table, n) == seq.nodes[:n], "a sequence reads another history"
+
+    def num_readable(self, seq: Seq) -> int:
+        """Positions of a sequence that are in its blocks by now."""
+        return seq.readable
 
     def verify_rarely(self) -> None:
         for block in range(self.n):

@@ -209,3 +209,52 @@ def test_check_finds_what_is_broken(break_it: Callable[[BlockManager], None], me
     with pytest.raises(InvariantViolation, match=message) as caught:
         manager.check()
     assert isinstance(caught.value, AssertionError)
+
+
+def lose_a_host_block(manager: BlockManager) -> None:
+    manager._ledger.swapped["A"].host_table.pop()
+
+
+def leak_a_host_block(manager: BlockManager) -> None:
+    manager._ledger.host.pool.take(1)
+
+
+def miscount_host_tables(manager: BlockManager) -> None:
+    del manager._ledger.host.pool.shared[0]
+
+
+def hold_the_device_too(manager: BlockManager) -> None:
+    manager._ledger.swapped["A"].sequence.block_table.append(0)
+
+
+def forget_what_a_host_block_holds(manager: BlockManager) -> None:
+    del manager._ledger.host.name_of[0]
+
+
+def find_another_host_block(manager: BlockManager) -> None:
+    host = manager._ledger.host
+    host.block_of[host.name_of[0]] = 1
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lose_a_host_block, "'A': 9 committed, 9 computed, in 2 host blocks"),
+        (leak_a_host_block, r"3 free \+ 4 held \+ 0 fenced host blocks must be the 8 there are"),
+        (miscount_host_tables, r"host blocks are shared {0: 2, 1: 2}, counted {1: 2}"),
+        (hold_the_device_too, "'A' is swapped out and holds"),
+        (forget_what_a_host_block_holds, "each full host block must be known by its content"),
+        (find_another_host_block, "equal content must be in one host block"),
+    ],
+)
+def test_check_finds_what_is_broken_on_the_host(
+    break_it: Callable[[BlockManager], None], message: str
+) -> None:
+    manager = BlockManager(8, 4, num_host_blocks=8)
+    filled(manager, "A", 9)
+    filled(manager, "B", [*range(8), 99])
+    manager.swap_out("AB")
+    manager.check()
+    break_it(manager)
+    with pytest.raises(InvariantViolation, match=message):
+        manager.check()

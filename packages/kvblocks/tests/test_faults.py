@@ -28,7 +28,11 @@ Call = Callable[[BlockManager], object]
 
 def busy(*, caching: bool) -> BlockManager:
     """Forks, cached content, open steps, a prompt half scheduled: something for every call to do."""
-    manager = BlockManager(11 if caching else 13, 2, prefix_caching=caching)
+    num_blocks = 11 if caching else 13
+    manager = BlockManager(num_blocks, 2, prefix_caching=caching, num_host_blocks=9)
+    filled(manager, "out", [4, 4, 4])
+    filled(manager, "also out", [4, 4, 5])
+    manager.swap_out(["out", "also out"])
     filled(manager, "a", [1, 2, 3, 4, 5])
     filled(manager, "old", [1, 2, 7, 8, 9])
     filled(manager, "older", [5, 5, 5])
@@ -101,8 +105,9 @@ def test_rows_and_their_tokens_that_raise_leave_no_trace() -> None:
         yield "a"
         raise MemoryError("of the caller")
 
-    with refused(manager, MemoryError, match="of the caller"):
-        manager.decode_batch(names())
+    for call in (manager.decode_batch, manager.swap_out, manager.can_swap_out):
+        with refused(manager, MemoryError, match="of the caller"):
+            call(names())
     batch = manager.decode_batch(["a", "b"])
     batch.append()
     with refused(manager, MemoryError, match="of the caller"):
@@ -166,6 +171,8 @@ QUERIES: Mapping[str, Call] = {
     "can_allocate": lambda m: m.can_allocate([1, 2, 7, 8, 1]),
     "can_allocate later": lambda m: m.can_allocate(range(16)),
     "can_append": lambda m: m.can_append({"a": [1, 2], "b": 3}),
+    "can_swap_out": lambda m: m.can_swap_out("ab"),
+    "can_swap_in": lambda m: m.can_swap_in(["out"]),
     "contains": lambda m: "a" in m,
     "block_table": lambda m: m.block_table("a"),
     "ref_count": lambda m: m.ref_count(0),
@@ -184,6 +191,9 @@ CHANGES: Mapping[str, Call] = {
     "fork": lambda m: m.fork("a", "new"),
     "free": lambda m: m.free("a"),
     "free in flight": lambda m: m.free("c"),
+    "free swapped": lambda m: m.free("out"),
+    "swap_out": lambda m: m.swap_out("ab"),
+    "swap_in": lambda m: m.swap_in(["out", "also out"]),
     "begin_step": lambda m: m.begin_step(),
     "complete_step": lambda m: m.complete_step(1),
 }
@@ -218,12 +228,13 @@ def test_a_fault_leaves_no_trace_or_a_whole_state_or_check_says_so(
 
 def give_all_back(manager: BlockManager) -> None:
     """Who frees everything and completes every step has the whole pool."""
-    for name in list(manager._ledger.sequences):
+    for name in manager.seq_ids:
         manager.free(name)
     manager.complete_step(manager._ledger.pool.step)
     manager.check()
     stats = manager.stats()
     assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
+    assert stats.num_free_host_blocks == stats.num_host_blocks
 
 
 def test_the_calls_that_are_struck_take_and_evict_blocks() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from .naive_engine import Engine
 from .naive_pins import PinningEngine
+from .naive_swaps import SwappingEngine
 
 
 @pytest.mark.parametrize("caching", [True, False])
@@ -46,6 +47,19 @@ def test_what_is_copied_of_a_block_is_what_the_prompt_begins_with(
 def test_what_is_pinned_stays(seed: int, block_size: int, num_blocks: int) -> None:
     engine = PinningEngine(seed, num_blocks, block_size, caching=True)
     operate(engine, 3000, f"{seed=} {block_size=} {num_blocks=} pins")
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize(("num_blocks", "num_host_blocks"), [(3, 8), (7, 2), (7, 30), (20, 8)])
+@pytest.mark.parametrize("block_size", [1, 2, 4])
+@pytest.mark.parametrize("seed", [1])
+def test_what_is_swapped_comes_back_as_it_was(
+    seed: int, block_size: int, num_blocks: int, num_host_blocks: int, *, caching: bool
+) -> None:
+    engine = SwappingEngine(seed, num_blocks, block_size, num_host_blocks, caching=caching)
+    operate(engine, 1500, f"{seed=} {block_size=} {num_blocks=} {num_host_blocks=} {caching=}")
+    assert engine.num_swaps_out
+    assert engine.num_swaps_in
 
 
 def operate(engine: Engine, num_operations: int, name: str) -> None:

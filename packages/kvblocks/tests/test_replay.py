@@ -34,7 +34,10 @@ QUERIES = {
     "block_table",
     "can_allocate",
     "can_append",
+    "can_swap_in",
+    "can_swap_out",
     "check",
+    "is_swapped",
     "match",
     "num_committed_tokens",
     "num_computed_tokens",
@@ -51,6 +54,7 @@ PROGRAM = "from tests.test_replay import random_log; print(random_log(1, 2000), 
 
 def random_log(seed: int, num_operations: int, **options: Any) -> str:
     log = io.StringIO()
+    options = {"num_host_blocks": 6, **options}
     driver = Driver(seed, RecordingBlockManager(log, 24, 2, digest_every=10, **options))
     for _ in range(num_operations):
         driver.operate()

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from kvblocks.errors import InvariantViolation
+from kvblocks.hashing import TOKEN_BYTES
+from kvblocks.host import HostBlocks, Swapped, contents_of
 from kvblocks.ledger import Ledger
 from kvblocks.pool import BlockPool
 from kvblocks.results import SequenceId
@@ -25,15 +27,19 @@ def _require(holds: bool, message: str) -> None:  # noqa: FBT001 -- reads as "re
 def check(ledger: Ledger) -> None:
     """Prove all of a manager's invariants, or raise `InvariantViolation`."""
     pool, runs, sequences = ledger.pool, ledger.runs, ledger.all_sequences()
+    swapped = {seq_id: each.sequence for seq_id, each in ledger.swapped.items()}
+    everyone = sequences | swapped
     pins = [run for _, run in ledger.pins.held.values()]
     pinned = {block for end in pins for run in path_of(end) for block in run.blocks}
     check_pool(pool, runs, sequences, pinned)
-    check_holders(pool, runs, sequences, pins)
+    check_holders(pool, runs, everyone, pins)
     check_runs(pool, runs, ledger.block_size)
     check_queue(runs)
-    check_forgotten(runs, sequences, pins)
+    check_forgotten(runs, everyone, pins)
     check_sequences(sequences)
     check_paths(sequences, findable=ledger.prefix_caching)
+    check_swapped(ledger.swapped)
+    check_host(ledger.host, ledger.swapped)
     _require(
         len(pinned) == ledger.pins.num_blocks <= ledger.pins.max_blocks,
         f"{len(pinned)} blocks are pinned, {ledger.pins.num_blocks} counted, of at most "
@@ -189,3 +195,49 @@ def check_paths(sequences: Sequences, *, findable: bool) -> None:
             seq.num_run_blocks == num_full or not findable,
             f"sequence {seq_id!r}: {num_full} full blocks, {seq.num_run_blocks} published",
         )
+
+
+def check_swapped(swapped: Mapping[SequenceId, Swapped]) -> None:
+    """Who is swapped out is settled, and has host blocks for its positions and none on the device."""
+    for seq_id, (seq, table) in swapped.items():
+        num_blocks = -(-seq.num_computed // seq.block_size)
+        _require(
+            seq.num_committed == seq.num_computed and len(table) == num_blocks,
+            f"sequence {seq_id!r}: {seq.num_committed} committed, {seq.num_computed} computed, in "
+            f"{len(table)} host blocks",
+        )
+        _require(
+            not (seq.block_table or seq.num_run_blocks or seq.run.blocks or seq.batch),
+            f"sequence {seq_id!r} is swapped out and holds {list(seq.block_table)}",
+        )
+
+
+def check_host(host: HostBlocks, swapped: Mapping[SequenceId, Swapped]) -> None:
+    """free + held + fenced = the host's blocks; shared ones are counted, full ones have names."""
+    pool = host.pool
+    tables = Counter(block for each in swapped.values() for block in each.host_table)
+    fenced = [block for blocks in pool.fenced.values() for block in blocks]
+    _require(
+        Counter([*pool.free, *fenced, *tables]) == Counter(range(pool.num_blocks))
+        and pool.num_fenced == len(fenced),
+        f"{len(pool.free)} free + {len(tables)} held + {len(fenced)} fenced host blocks must be the "
+        f"{pool.num_blocks} there are, each once, and {pool.num_fenced} fenced",
+    )
+    shared = {block: count for block, count in tables.items() if count > 1}
+    _require(shared == pool.shared, f"host blocks are shared {shared}, counted {pool.shared}")
+    names: dict[int, tuple[int, bytes]] = {}
+    for seq, table in swapped.values():
+        num_full = seq.num_committed // seq.block_size if seq.keeps_ids else 0
+        width = seq.block_size * TOKEN_BYTES
+        before = -seq.run.serial
+        contents = contents_of(seq.token_ids.tobytes(), seq.keys, width, num_full)
+        for block, content in zip(table, contents, strict=False):
+            names[block] = before, content
+            before = block
+    _require(
+        names == host.name_of, "each full host block must be known by its content, and no other"
+    )
+    _require(
+        {name: block for block, name in names.items()} == host.block_of,
+        "equal content must be in one host block",
+    )

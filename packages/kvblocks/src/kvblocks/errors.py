@@ -11,6 +11,7 @@
     ├── InvalidBatch         (ValueError)      a sequence that cannot join or leave a batch
     ├── InvalidPin           (ValueError)      a prefix that cannot be pinned, or a name that pins none
     ├── PinLimit             (MemoryError)     pins would hold more blocks than they may
+    ├── InvalidSwap          (ValueError)      a sequence that is swapped out, or cannot be swapped so
     ├── InvalidStep          (ValueError)      a step number that was never begun
     ├── InvalidConfig        (ValueError)      a manager that cannot be
     ├── InvalidSnapshot      (ValueError)      bytes that are no snapshot, or ids that cannot be in one
@@ -82,6 +83,10 @@ class InvalidPin(KVBlocksError, ValueError):
 
 class PinLimit(KVBlocksError, MemoryError):
     """Pins hold no more blocks than the manager was made for."""
+
+
+class InvalidSwap(KVBlocksError, ValueError):
+    """A sequence is swapped out when nothing of it is in flight, and swapped in before it goes on."""
 
 
 class InvalidStep(KVBlocksError, ValueError):

@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from kvblocks.errors import OutOfBlocks, SequenceExists, UnknownSequence
+from kvblocks.errors import InvalidSwap, OutOfBlocks, SequenceExists, UnknownSequence
 from kvblocks.hashing import TOKEN_BYTES
+from kvblocks.host import HostBlocks, Swapped
 from kvblocks.pins import Pins
 from kvblocks.policies import Policy
 from kvblocks.pool import BlockPool
@@ -44,6 +45,7 @@ class Ledger:
         partial_reuse: bool,
         policy: Policy,
         max_pinned: int,
+        num_host_blocks: int,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -52,7 +54,10 @@ class Ledger:
         self.pool = BlockPool(num_blocks)
         self.runs = RunTree(self.pool, block_size, policy)
         self.pins = Pins(self.runs, max_pinned)
+        self.host = HostBlocks(num_host_blocks)
         self.sequences: dict[SequenceId, Sequence] = {}
+        self.swapped: dict[SequenceId, Swapped] = {}  # those out of the pool
+        self.arriving: set[int] = set()  # blocks that swaps or copies of the open step fill
         self.count: Counter[str] = Counter()
         self.peak_held = 0
 
@@ -69,29 +74,40 @@ class Ledger:
         return self.pool.num_free + self.runs.num_cached
 
     def get(self, seq_id: SequenceId) -> Sequence:
-        """A sequence with its lengths up to date. `UnknownSequence`."""
+        """A sequence in the pool, with its lengths up to date. `UnknownSequence`, `InvalidSwap`."""
         try:
             sequence = self.sequences[seq_id]
         except KeyError:
-            raise UnknownSequence(f"no sequence {seq_id!r}") from None
+            raise self._absent(seq_id) from None
         if sequence.batch is not None:
             sequence.batch.settle(sequence)
         return sequence
 
     def get_all(self, seq_ids: Iterable[SequenceId]) -> list[Sequence]:
-        """Sequences with their lengths up to date. `UnknownSequence`."""
+        """Sequences in the pool, with their lengths up to date. Raises what `get` does."""
         try:
             listed = [self.sequences[seq_id] for seq_id in seq_ids]
         except KeyError as error:
-            raise UnknownSequence(f"no sequence {error.args[0]!r}") from None
+            raise self._absent(error.args[0]) from None
         for sequence in listed:
             if sequence.batch is not None:
                 sequence.batch.settle(sequence)
         return listed
 
+    def find(self, seq_id: SequenceId) -> Sequence:
+        """A sequence in the pool or out of it, with its lengths up to date. `UnknownSequence`."""
+        swapped = self.swapped.get(seq_id)
+        return swapped.sequence if swapped else self.get(seq_id)
+
+    def _absent(self, seq_id: SequenceId) -> InvalidSwap | UnknownSequence:
+        """Why a sequence is not in the pool."""
+        if seq_id in self.swapped:
+            return InvalidSwap(f"sequence {seq_id!r} is swapped out: swap it in first")
+        return UnknownSequence(f"no sequence {seq_id!r}")
+
     def require_new(self, seq_id: SequenceId) -> None:
         """Refuse an id that is taken. `SequenceExists`."""
-        if seq_id in self.sequences:
+        if seq_id in self.sequences or seq_id in self.swapped:
             raise SequenceExists(f"a sequence {seq_id!r} exists already; free it first")
 
     def leave_batch(self, sequence: Sequence) -> None:
@@ -100,7 +116,7 @@ class Ledger:
             sequence.batch.drop(sequence)
 
     def all_sequences(self) -> dict[SequenceId, Sequence]:
-        """Every sequence with its lengths up to date."""
+        """Every sequence in the pool, with its lengths up to date."""
         return dict(zip(self.sequences, self.get_all(self.sequences), strict=True))
 
     def num_blocks_for(self, num_tokens: int) -> int:
@@ -151,8 +167,17 @@ class Ledger:
         taken = self.pool.take(min(num_blocks, self.pool.num_free))
         if len(taken) < num_blocks:
             taken += self.runs.evict(num_blocks - len(taken))
-        self.peak_held = max(self.peak_held, self.num_held)
+        self.note_peak()
         return taken
+
+    def note_peak(self) -> None:
+        """Note how many blocks are held, if that is news. O(1)."""
+        self.peak_held = max(self.peak_held, self.num_held)
+
+    def note_arriving(self, blocks: Iterable[int]) -> None:
+        """Note blocks that get their content in the open step, before it writes."""
+        if self.pool.open_step:
+            self.arriving.update(blocks)
 
     def exchange(
         self, sequence: Sequence, indices: Iterable[int], blocks: Iterable[int]
@@ -166,6 +191,7 @@ class Ledger:
                 copies.append(BlockCopy(source, block, num_valid))
             table[index] = block
             self.pool.give_back(array("i", (source,)), sequence.last_step)
+        self.note_arriving(copy.destination for copy in copies)
         self.count["copies"] += len(copies)
         return copies
 
@@ -197,6 +223,8 @@ class Ledger:
         start = sequence.num_run_blocks
         stop = start + len(adopted)
         given_up = sequence.block_table[start:stop]
+        if given_up == adopted:
+            return []  # one that was swapped in with it has published them
         sequence.block_table[start:stop] = adopted
         self.pool.give_back(given_up, sequence.last_step)
         self.count["merged_blocks"] += len(adopted)
@@ -205,17 +233,35 @@ class Ledger:
     def pin(self, name: PinName, key: bytes, found: Found, num_full: int) -> None:
         """Hold what was found under a name; see `Pins.pin`."""
         self.pins.pin(name, key, found, num_full)
-        self.peak_held = max(self.peak_held, self.num_held)
+        self.note_peak()
 
     def forget(self, key: bytes) -> Forgotten:
         """Forget the content of the namespaces whose keys begin so, and what of it is on its way."""
         self.pins.forget(key)
         apart, forgotten = self.runs.forget(key)
-        for sequence in self.sequences.values():
+        self.host.move(key, self.runs.root.serial, apart.serial)
+        for sequence in (
+            *self.sequences.values(),
+            *(each.sequence for each in self.swapped.values()),
+        ):
             if sequence.run is self.runs.root and sequence.namespace.key.startswith(key):
                 sequence.run = apart
                 self.runs.move_holder(apart)
         return forgotten
+
+    def begin_step(self) -> int:
+        """Open the next step and return its number. O(1)."""
+        self.host.pool.begin_step()
+        self.arriving.clear()
+        return self.pool.begin_step()
+
+    def complete_step(self, step: int) -> None:
+        """Complete all steps up to `step`. O(blocks whose fence falls). `InvalidStep`."""
+        if self.pool.complete_step(step):
+            self.runs.complete_step(step)
+            self.host.pool.complete_step(step)
+            if not self.pool.open_step:
+                self.arriving.clear()
 
     def usage(self) -> Usage:
         """What the blocks in tables hold, shared blocks counted once. O(blocks in all tables)."""
@@ -236,6 +282,13 @@ class Ledger:
             num_fenced_blocks=self.pool.num_fenced + self.runs.num_fenced,
             peak_held_blocks=self.peak_held,
             num_sequences=len(self.sequences),
+            num_swapped_sequences=len(self.swapped),
+            num_host_blocks=self.host.pool.num_blocks,
+            num_free_host_blocks=self.host.pool.num_free,
+            num_held_host_blocks=self.host.num_held,
+            num_fenced_host_blocks=self.host.pool.num_fenced,
+            num_swapped_out_blocks=self.count["swapped_out_blocks"],
+            num_swapped_in_blocks=self.count["swapped_in_blocks"],
             num_forks=self.count["forks"],
             num_copies=self.count["copies"],
             num_merged_blocks=self.count["merged_blocks"],
@@ -257,5 +310,15 @@ class Ledger:
                 (seq_id, sequence.state(pool.completed_step), self.runs.path_state(sequence.run))
                 for seq_id, sequence in self.all_sequences().items()
             ],
-            (self.peak_held, sorted(self.count.items() - {refusals})),
+            [
+                (
+                    seq_id,
+                    sequence.state(pool.completed_step),
+                    self.runs.path_state(sequence.run),
+                    table,
+                )
+                for seq_id, (sequence, table) in self.swapped.items()
+            ],
+            (self.host.state(), sorted(self.arriving)),
+            (self.peak_held, sorted((+self.count).items() - {refusals})),
         )

@@ -5,7 +5,7 @@ One step of an engine, with what each call guarantees:
     step = manager.begin_step()        from here on, blocks in use stay untouched until the step completes
     manager.allocate("a", prompt)      blocks for the whole prompt; cached ones by reference
     plan = manager.append({"a": 512})  schedules the next positions; says where to write, what to copy
-    ...                                copies, then the forward pass
+    ...                                swap-outs, swap-ins, copies; then the forward pass writes
     manager.complete_step(step)
     manager.commit("a", 512)           these positions are written, and may be shared from now on
 
@@ -56,6 +56,7 @@ from kvblocks.results import (
     AllSalts,
     Batch,
     BlockMerge,
+    BlockSwap,
     Forgotten,
     Match,
     PinName,
@@ -64,6 +65,15 @@ from kvblocks.results import (
     StepPlan,
     Usage,
     Verdict,
+)
+from kvblocks.swap import (
+    free_swapped,
+    judge_swap_in,
+    judge_swap_out,
+    read_leaving,
+    read_returning,
+    swap_in,
+    swap_out,
 )
 
 
@@ -94,16 +104,20 @@ class BlockManager:
         partial_reuse: bool = False,
         policy: str = "lru",
         pin_limit: float = 0.5,
+        num_host_blocks: int = 0,
         digest: Digest = sha256_digest,
     ) -> None:
         self.num_blocks = operator.index(num_blocks)
         self.block_size = operator.index(block_size)
+        self.num_host_blocks = operator.index(num_host_blocks)
         self.prefix_caching = prefix_caching
         self.partial_reuse = partial_reuse
         if self.num_blocks < 1:
             raise InvalidConfig(f"num_blocks must be at least 1, got {num_blocks}")
         if self.block_size < 1:
             raise InvalidConfig(f"block_size must be at least 1, got {block_size}")
+        if self.num_host_blocks < 0:
+            raise InvalidConfig(f"num_host_blocks must not be negative, got {num_host_blocks}")
         if partial_reuse and not prefix_caching:
             raise InvalidConfig("partial_reuse needs prefix_caching")
         self.policy = policy
@@ -115,6 +129,7 @@ class BlockManager:
             partial_reuse=self.partial_reuse,
             policy=make_policy(policy),
             max_pinned=max_pinned_blocks(pin_limit, self.num_blocks),
+            num_host_blocks=self.num_host_blocks,
         )
 
     # ── what is there ────────────────────────────────────────────────────────────────────────
@@ -156,25 +171,41 @@ class BlockManager:
         """Whether `append` would succeed. A pure query; raises what `append` would for bad input."""
         return judge_append(self._ledger, plan_writes(self._ledger, batch))
 
+    def can_swap_out(self, seq_ids: Iterable[SequenceId]) -> Verdict:
+        """Whether `swap_out` would succeed: of host blocks. A pure query; raises for bad input."""
+        return judge_swap_out(self._ledger, read_leaving(self._ledger, seq_ids))
+
+    def can_swap_in(self, seq_ids: Iterable[SequenceId]) -> Verdict:
+        """Whether `swap_in` would succeed: of device blocks. A pure query; raises for bad input."""
+        return judge_swap_in(self._ledger, read_returning(self._ledger, seq_ids).values())
+
+    def is_swapped(self, seq_id: SequenceId) -> bool:
+        """Whether a sequence is swapped out. O(1). `UnknownSequence`."""
+        self._ledger.find(seq_id)
+        return seq_id in self._ledger.swapped
+
     def __contains__(self, seq_id: object) -> bool:
-        return seq_id in self._ledger.sequences
+        return seq_id in self._ledger.sequences or seq_id in self._ledger.swapped
 
     @property
     def seq_ids(self) -> tuple[SequenceId, ...]:
-        """The sequences that there are, in the order in which they came. O(sequences)."""
-        return tuple(self._ledger.sequences)
+        """The sequences that there are: those in the pool, then those out of it. O(sequences)."""
+        return (*self._ledger.sequences, *self._ledger.swapped)
 
     def block_table(self, seq_id: SequenceId) -> array[int]:
-        """The physical block of each logical block, as an int32 copy: one memcpy."""
+        """The physical block of each logical block, as an int32 copy: one memcpy.
+
+        `UnknownSequence`; `InvalidSwap` for a sequence that is swapped out.
+        """
         return self._ledger.get(seq_id).block_table[:]
 
     def num_committed_tokens(self, seq_id: SequenceId) -> int:
         """Positions whose KV is written and may be shared."""
-        return self._ledger.get(seq_id).num_committed
+        return self._ledger.find(seq_id).num_committed
 
     def num_computed_tokens(self, seq_id: SequenceId) -> int:
         """Positions that have been scheduled: the next append writes here."""
-        return self._ledger.get(seq_id).num_computed
+        return self._ledger.find(seq_id).num_computed
 
     def ref_count(self, block_id: int) -> int:
         """How many tables hold a block: counted, O(blocks in all tables). `UnknownBlock`."""
@@ -187,7 +218,7 @@ class BlockManager:
 
         O(committed tokens): computed when asked for. None without a prefix cache, which keeps no ids.
         """
-        sequence = self._ledger.get(seq_id)
+        sequence = self._ledger.find(seq_id)
         num_full = sequence.num_committed // self.block_size if sequence.keeps_ids else 0
         tokens = self._ledger.runs.path_tokens(sequence.run) + sequence.token_ids.tobytes()
         blocks = split_blocks(tokens, self.block_size, num_full)
@@ -301,8 +332,9 @@ class BlockManager:
             )
         self._ledger.leave_batch(parent)
         num_full = parent.num_committed // self.block_size
-        if num_full > parent.num_run_blocks:  # without a prefix cache nothing was published
-            full = parent.block_table[parent.num_run_blocks : num_full]
+        full = parent.block_table[parent.num_run_blocks : num_full]
+        # Without a prefix cache nothing was published; who was swapped in together may share blocks.
+        if full and self._ledger.pool.shared.keys().isdisjoint(full):
             parent.run = self._ledger.runs.set_apart(parent.run, full)
             parent.num_run_blocks = num_full
         self._ledger.sequences[child_id] = parent.fork()
@@ -313,13 +345,52 @@ class BlockManager:
     def free(self, seq_id: SequenceId) -> None:
         """Give up a sequence; its full committed blocks stay cached until they are evicted.
 
-        O(blocks of the sequence). `UnknownSequence`.
+        The host blocks of one that is swapped out are free. O(blocks of the sequence).
+        `UnknownSequence`.
         """
+        if seq_id in self._ledger.swapped:
+            free_swapped(self._ledger, seq_id)
+            return
         sequence = self._ledger.get(seq_id)
         self._ledger.leave_batch(sequence)
         del self._ledger.sequences[seq_id]
         self._ledger.pool.give_back(sequence.loose_blocks, sequence.last_step)
         self._ledger.runs.release(sequence.run, sequence.last_step)
+
+    def swap_out(self, seq_ids: Iterable[SequenceId]) -> tuple[BlockSwap, ...]:
+        """Move sequences to host blocks, all or nothing; returns the pairs (device, host) to copy.
+
+        The blocks that hold computed positions move, and capacity beyond is given back. A block that
+        several of them share is one host block; full blocks whose content is on the host already,
+        with a sequence swapped out earlier, are not copied again. Then the sequences hold no device
+        blocks: nothing but `swap_in`, `free` and questions about lengths and hashes is answered
+        for them. A decode batch goes on without them.
+
+        What is computed must be committed, and no block of it be one that the open step swaps in or
+        copies to: a step carries out its swap-outs, then its swap-ins, then its copies, then it
+        writes. The blocks that are left stay as they are until it completes. O(tokens). `UnknownSequence`, `InvalidSwap`;
+        `OutOfBlocks`, of host blocks.
+
+        >>> manager = BlockManager(num_blocks=4, block_size=4, num_host_blocks=2)
+        >>> manager.allocate("a", [1, 2, 3, 4, 5]).block_ids
+        (0, 1)
+        >>> _ = manager.append({"a": 5}), manager.commit("a", 5)
+        >>> manager.swap_out(["a"])
+        (BlockSwap(source=0, destination=0), BlockSwap(source=1, destination=1))
+        >>> manager.swap_in(["a"])  # block 0 was still in the prefix cache
+        (BlockSwap(source=1, destination=1),)
+        """
+        return swap_out(self._ledger, read_leaving(self._ledger, seq_ids))
+
+    def swap_in(self, seq_ids: Iterable[SequenceId]) -> tuple[BlockSwap, ...]:
+        """Move sequences to device blocks again, all or nothing; the pairs (host, device) to copy.
+
+        They are as they were, but for the ids of their blocks. Full blocks whose content is in the
+        prefix cache are taken by reference; those that are copied can be found from now on. What
+        several of them shared they share again. The host blocks are free, or are when the open
+        step completes. O(tokens). `UnknownSequence`, `InvalidSwap`, `OutOfBlocks`.
+        """
+        return swap_in(self._ledger, read_returning(self._ledger, seq_ids))
 
     def decode_batch(self, seq_ids: Iterable[SequenceId] = ()) -> DecodeBatch:
         """Let sequences advance together, one token each a step, at the cost of a few.
@@ -384,16 +455,14 @@ class BlockManager:
 
     def begin_step(self) -> int:
         """Open a step: later changes belong to it, until the next one begins. O(1)."""
-        return self._ledger.pool.begin_step()
+        return self._ledger.begin_step()
 
     def complete_step(self, step: int) -> None:
         """Complete every step up to `step`: blocks that only they used can be had again.
 
         O(blocks that were fenced). `InvalidStep`.
         """
-        step = operator.index(step)
-        if self._ledger.pool.complete_step(step):
-            self._ledger.runs.complete_step(step)
+        self._ledger.complete_step(operator.index(step))
 
     # ── copies ───────────────────────────────────────────────────────────────────────────────
 

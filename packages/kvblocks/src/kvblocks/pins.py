@@ -5,6 +5,8 @@ Knows names, the runs they hold, and how many blocks may be held so. Does not kn
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvblocks.errors import InvalidConfig, InvalidPin, PinLimit
 from kvblocks.results import PinName
 from kvblocks.runs import Found, Run, path_of
@@ -72,6 +74,13 @@ class Pins:
         pinned = self._pinned_runs()
         beyond = len(run.blocks) - num_blocks if run in pinned else 0
         return sum(len(each.blocks) for each in path_of(run) if each in pinned) - beyond
+
+    def num_pinned_of(self, runs: Mapping[Run, int]) -> int:
+        """How many blocks are pinned of the first so many of each of these runs."""
+        if not self.held:
+            return 0
+        pinned = self._pinned_runs()
+        return sum(num_blocks for run, num_blocks in runs.items() if run in pinned)
 
     def state(self) -> list[tuple[object, ...]]:
         """All that matters from now on, for comparison."""

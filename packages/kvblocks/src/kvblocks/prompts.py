@@ -121,6 +121,7 @@ def allocate(
     if partial and source:
         copies = (BlockCopy(source.blocks[-1], new[0], partial.num_tokens),)
         ledger.runs.release(source, ledger.pool.open_step)
+        ledger.note_arriving(new[:1])
         ledger.count["copies"] += 1
     keeps_ids, block_table = ledger.prefix_caching, found.blocks + new
     ledger.sequences[seq_id] = Sequence(

@@ -33,6 +33,7 @@ from kvblocks.results import (
     AllSalts,
     Batch,
     BlockMerge,
+    BlockSwap,
     Forgotten,
     Match,
     PinName,
@@ -155,6 +156,18 @@ class RecordingBlockManager(BlockManager):
         """See `BlockManager.free`."""
         self._record("free", {"seq": seq_id})
         super().free(seq_id)
+
+    def swap_out(self, seq_ids: Iterable[SequenceId]) -> tuple[BlockSwap, ...]:
+        """See `BlockManager.swap_out`."""
+        listed = list(seq_ids)
+        self._record("swap_out", {"seqs": listed})
+        return super().swap_out(listed)
+
+    def swap_in(self, seq_ids: Iterable[SequenceId]) -> tuple[BlockSwap, ...]:
+        """See `BlockManager.swap_in`."""
+        listed = list(seq_ids)
+        self._record("swap_in", {"seqs": listed})
+        return super().swap_in(listed)
 
     def pin(
         self,

@@ -158,7 +158,10 @@ def _facts(manager: BlockManager) -> Iterator[tuple[str, object]]:
     for seq_id in manager.seq_ids:
         lengths = manager.num_committed_tokens(seq_id), manager.num_computed_tokens(seq_id)
         yield f"sequence {seq_id!r}, committed and computed tokens", lengths
-        yield f"sequence {seq_id!r}, blocks", manager.block_table(seq_id).tolist()
+        if manager.is_swapped(seq_id):
+            yield f"sequence {seq_id!r}, blocks", "swapped out"
+        else:
+            yield f"sequence {seq_id!r}, blocks", manager.block_table(seq_id).tolist()
 
 
 def _call(applied: Applied) -> str:
@@ -193,6 +196,8 @@ _OPERATIONS: dict[str, _Operation] = {
     "truncate": lambda r, a: r.manager.truncate(_id(a["seq"]), a["num_tokens"]),
     "fork": lambda r, a: r.manager.fork(_id(a["seq"]), _id(a["child"])),
     "free": lambda r, a: r.manager.free(_id(a["seq"])),
+    "swap_out": lambda r, a: r.manager.swap_out(map(_id, a["seqs"])),
+    "swap_in": lambda r, a: r.manager.swap_in(map(_id, a["seqs"])),
     "pin": lambda r, a: r.manager.pin(_id(a["name"]), a["tokens"], **_options(a)),
     "unpin": lambda r, a: r.manager.unpin(_id(a["name"])),
     "reset": lambda r, a: r.manager.reset_prefix_cache(salt=a.get("salt", ALL_SALTS)),

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 SequenceId: TypeAlias = Hashable
 PinName: TypeAlias = Hashable
@@ -27,18 +27,23 @@ class When(Enum):
     NEVER = "never"
 
 
+Pool: TypeAlias = Literal["device", "host"]
+
+
 class Verdict(NamedTuple):
-    """Whether blocks can be had: now, once a step completes, later, or never.
+    """Whether blocks of a pool can be had: now, once a step completes, later, or never.
 
     `AFTER_STEP` names the open step whose completion alone frees enough. `LATER` means that other
     sequences must be freed first, `NEVER` that it
-    would not do to free them all; what is pinned stays.
+    would not do to free them all; what is pinned stays. The `pool` is the device's, but for
+    `can_swap_out`, which asks for host blocks: there, those that are swapped out must go.
     """
 
     when: When
     num_needed_blocks: int
     num_available_blocks: int
     step: int | None = None
+    pool: Pool = "device"
 
     @property
     def is_now(self) -> bool:
@@ -51,16 +56,19 @@ class Verdict(NamedTuple):
         return max(0, self.num_needed_blocks - self.num_available_blocks)
 
     def __str__(self) -> str:
-        need = f"blocks needed: {self.num_needed_blocks}, available: {self.num_available_blocks}"
+        blocks, whose = "blocks", "sequence"
+        if self.pool == "host":
+            blocks, whose = "host blocks", "swapped sequence"
+        need = f"{blocks} needed: {self.num_needed_blocks}, available: {self.num_available_blocks}"
         match self.when:
             case When.NOW:
                 return f"{need}; can be served now"
             case When.AFTER_STEP:
                 return f"{need}; enough once step {self.step} completes"
             case When.LATER:
-                return f"{need}; {self.num_missing_blocks} short until sequences are freed"
+                return f"{need}; {self.num_missing_blocks} short until {whose}s are freed"
             case When.NEVER:  # pragma: no branch -- there is no fifth
-                return f"{need}; not even freeing every sequence would do"
+                return f"{need}; not even freeing every {whose} would do"
 
 
 class BlockCopy(NamedTuple):
@@ -69,6 +77,13 @@ class BlockCopy(NamedTuple):
     source: int
     destination: int
     num_tokens: int
+
+
+class BlockSwap(NamedTuple):
+    """The whole block `source` goes to `destination`: one is a device block, the other a host block."""
+
+    source: int
+    destination: int
 
 
 class BlockMerge(NamedTuple):
@@ -207,7 +222,7 @@ class Usage:
 class Stats:
     """Counters since the manager was made, and the pool as it stands.
 
-    free + cached + held + fenced = num_blocks.
+    free + cached + held + fenced = num_blocks, and free + held + fenced = num_host_blocks.
     """
 
     num_blocks: int
@@ -217,7 +232,14 @@ class Stats:
     num_pinned_blocks: int
     num_fenced_blocks: int
     peak_held_blocks: int
-    num_sequences: int
+    num_sequences: int  # but for those that are swapped out
+    num_swapped_sequences: int
+    num_host_blocks: int
+    num_free_host_blocks: int
+    num_held_host_blocks: int  # those of swapped sequences
+    num_fenced_host_blocks: int
+    num_swapped_out_blocks: int  # copied, since the manager was made
+    num_swapped_in_blocks: int
     num_forks: int
     num_copies: int
     num_merged_blocks: int

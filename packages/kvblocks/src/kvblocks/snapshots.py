@@ -82,6 +82,7 @@ def load_state(snapshot: bytes, digest: Digest) -> dict[str, Any]:
 def _parents_first(ledger: Ledger) -> list[Run]:
     """Every run that somebody holds or could find."""
     ends = [sequence.run for sequence in ledger.sequences.values()]
+    ends += [swapped.sequence.run for swapped in ledger.swapped.values()]
     ends += [run for _, run in ledger.pins.held.values()]
     seen: dict[Run, None] = {}
     for end in (ledger.runs.root, *ends):

@@ -58,12 +58,13 @@ class RunTree:
 
     # ── finding ──────────────────────────────────────────────────────────────────────────────
 
-    def find(self, stretches: Iterable[Stretch]) -> Found:
+    def find(self, stretches: Iterable[Stretch], start: Run | None = None) -> Found:
         """The longest prefix of a prompt that is here. Changes nothing.
 
-        One look-up and one comparison a run. The key of the first stretch is the namespace.
+        One look-up and one comparison a run. The key of the first stretch is the namespace. A path
+        may `start` at a run that is set apart instead of the root.
         """
-        found = Found(self.root, 0, array("i"))
+        found = Found(start or self.root, 0, array("i"))
         for stretch in stretches:
             if found.num_blocks < len(found.run.blocks):
                 break  # the run goes on without what begins here
