@@ -325,7 +325,7 @@ class Engine(NaiveBlocks):
         if self.caching:
             for i in range(seq.committed // self.size, n // self.size):
                 self.publish_naively(seq, i)
-        changed = [(i, b, seq.table[i]) for i, b in enumerate(before) if b != seq.table[i]]
+        changed = [(i, b, seq.table[i], 0) for i, b in enumerate(before) if b != seq.table[i]]
         assert [tuple(merge) for merge in merges] == changed
         seq.num_known += len(late)
         seq.committed = n

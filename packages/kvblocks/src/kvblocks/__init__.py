@@ -22,6 +22,7 @@ from kvblocks.errors import (
     PinLimit,
     SequenceExists,
     UnknownBlock,
+    UnknownGroup,
     UnknownSequence,
 )
 from kvblocks.hashing import Adapter, Media, chain_hashes, media_keys, namespace_root
@@ -77,6 +78,7 @@ __all__ = [
     "Stats",
     "StepPlan",
     "UnknownBlock",
+    "UnknownGroup",
     "UnknownSequence",
     "Usage",
     "Verdict",

@@ -9,29 +9,44 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
 from types import MappingProxyType
+from typing import NamedTuple
 
 from kvblocks.ledger import Ledger
 from kvblocks.results import Batch, BlockCopy, SequenceId, Span, StepPlan, Verdict
-from kvblocks.sequence import Sequence, Write, read_entry
+from kvblocks.sequence import Sequence, WindowTable, Write, read_entry, shared_places
 
 _NO_BLOCKS: Mapping[SequenceId, tuple[int, ...]] = MappingProxyType({})
 
 
+class WindowWrite(NamedTuple):
+    """What a write needs in the table of one window."""
+
+    write: Write
+    table: WindowTable
+    replaced: tuple[int, ...]  # table indices of blocks that others hold too
+    num_new_blocks: int
+
+
 def append(ledger: Ledger, batch: Batch) -> StepPlan:
     """Schedule a batch, all or nothing; see `BlockManager.append`."""
-    if not ledger.pool.shared:
+    if not ledger.pool.shared and not ledger.windows.sizes:
         if len(batch) == 1 and (plan := _append_within(ledger, batch)):
             return plan
         entries = batch.values()
         if set(map(type, entries)) == {int} and set(entries) == {1}:
             return _append_one_each(ledger, batch)
     writes = plan_writes(ledger, batch)
-    needed = sum(write.num_new_blocks for write in writes)
+    needed = sum([write.num_new_blocks for write in writes])
+    groups = _plan_in_windows(ledger, writes) if ledger.windows.sizes else []
+    for group in groups:
+        needed += sum(part.num_new_blocks for part in group)
     if needed > ledger.num_available:
         ledger.serve(judge_append(ledger, writes))
 
     new = ledger.take(needed)
+    windows = _write_in_windows(ledger, groups, new) if groups else ()
     spans: list[Span] = []
     copies: list[BlockCopy] = []
     gained: dict[SequenceId, tuple[int, ...]] = {}
@@ -45,10 +60,56 @@ def append(ledger: Ledger, batch: Batch) -> StepPlan:
             at += write.num_new_blocks
             gained[write.seq_id] = tuple(own)
             if write.replaced:
-                copies += ledger.exchange(sequence, write.replaced, own)
+                copies += ledger.exchange(sequence, sequence.block_table, write.replaced, own)
             sequence.block_table.extend(own[len(write.replaced) :])
         spans.append(sequence.schedule(write))
-    return StepPlan(ledger.block_size, tuple(copies), gained, spans=spans)
+    for plan in windows:
+        copies += plan.copies
+    return StepPlan(ledger.block_size, tuple(copies), gained, spans=spans, windows=windows)
+
+
+def _plan_in_windows(ledger: Ledger, writes: Iterable[Write]) -> list[list[WindowWrite]]:
+    """Of each window, what writes need in it."""
+    shared, size = ledger.pool.shared, ledger.block_size
+    groups: list[list[WindowWrite]] = []
+    for group in range(len(ledger.windows.sizes)):
+        given_up: Counter[int] = Counter()
+        parts: list[WindowWrite] = []
+        for write in writes:
+            start, table = write.sequence.num_computed, write.sequence.windows[group]
+            stop = ledger.num_blocks_for(start + write.num_tokens)
+            places = shared_places(table.blocks, start // size, stop, shared, given_up)
+            given_up.update(table.blocks[index] for index in places)
+            num_new = len(places) + max(0, stop - len(table.blocks))
+            parts.append(WindowWrite(write, table, places, num_new))
+        groups.append(parts)
+    return groups
+
+
+def _write_in_windows(
+    ledger: Ledger, groups: Iterable[list[WindowWrite]], new: array[int]
+) -> tuple[StepPlan, ...]:
+    """Put the last of the new blocks into the tables of windows, and plan where those are written."""
+    plans: list[StepPlan] = []
+    step, at = ledger.pool.open_step, len(new)
+    for parts in groups:
+        at -= sum(part.num_new_blocks for part in parts)
+        start = at
+        spans: list[Span] = []
+        copies: list[BlockCopy] = []
+        gained: dict[SequenceId, tuple[int, ...]] = {}
+        for write, table, places, num_new in parts:
+            sequence = write.sequence
+            sequence.last_step = step or sequence.last_step
+            if num_new:
+                own = new[start : start + num_new]
+                start += num_new
+                gained[write.seq_id] = tuple(own)
+                copies += ledger.exchange(sequence, table.blocks, places, own)
+                table.blocks.extend(own[len(places) :])
+            spans.append(sequence.next_span(table.blocks, write.num_tokens))
+        plans.append(StepPlan(ledger.block_size, tuple(copies), gained, spans=spans))
+    return tuple(plans)
 
 
 def plan_writes(ledger: Ledger, batch: Batch) -> list[Write]:
@@ -73,7 +134,14 @@ def plan_writes(ledger: Ledger, batch: Batch) -> list[Write]:
 def judge_append(ledger: Ledger, writes: Collection[Write]) -> Verdict:
     """Judge the need of a batch for new blocks."""
     needed = sum(write.num_new_blocks for write in writes)
-    beside = (ledger.num_beside_pins(write.sequence, write.num_blocks) for write in writes)
+    if ledger.windows.sizes:
+        parts = chain.from_iterable(_plan_in_windows(ledger, writes))
+        needed += sum(part.num_new_blocks for part in parts)
+    beside = (
+        ledger.num_beside_pins(write.sequence, write.num_blocks)
+        + ledger.num_windows_beside_pins(write)
+        for write in writes
+    )
     return ledger.judge(needed, max(beside, default=0))
 
 

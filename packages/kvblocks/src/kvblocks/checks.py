@@ -31,8 +31,9 @@ def check(ledger: Ledger) -> None:
     everyone = sequences | swapped
     pins = [run for _, run in ledger.pins.held.values()]
     pinned = {block for end in pins for run in path_of(end) for block in run.blocks}
-    check_pool(pool, runs, sequences, pinned)
-    check_holders(pool, runs, everyone, pins)
+    pinned |= set(ledger.pins.companions)
+    check_pool(ledger, sequences, pinned)
+    check_holders(ledger, everyone, pins)
     check_runs(pool, runs, ledger.block_size)
     check_queue(runs)
     check_forgotten(runs, everyone, pins)
@@ -40,6 +41,7 @@ def check(ledger: Ledger) -> None:
     check_paths(sequences, findable=ledger.prefix_caching)
     check_swapped(ledger.swapped)
     check_host(ledger.host, ledger.swapped)
+    check_windows(ledger, sequences)
     _require(
         len(pinned) == ledger.pins.num_blocks <= ledger.pins.max_blocks,
         f"{len(pinned)} blocks are pinned, {ledger.pins.num_blocks} counted, of at most "
@@ -47,27 +49,34 @@ def check(ledger: Ledger) -> None:
     )
 
 
-def check_pool(pool: BlockPool, runs: RunTree, sequences: Sequences, pinned: set[int]) -> None:
-    """free + cached + held + fenced = pool, and no block is in two states."""
-    held = {block for sequence in sequences.values() for block in sequence.block_table} | pinned
+def check_pool(ledger: Ledger, sequences: Sequences, pinned: set[int]) -> None:
+    """free + cached + held + fenced = pool over all groups, and no block is in two states."""
+    pool, runs, windows = ledger.pool, ledger.runs, ledger.windows
+    tables = [table[start:] for seq in sequences.values() for table, start in seq.tables]
+    held = {block for table in tables for block in table} | pinned
     cached = [b for run in runs if not run.holders and not run.fence for b in run.blocks]
     fenced_runs = [b for fenced in runs.fenced.values() for run in fenced for b in run.blocks]
     fenced_loose = [block for blocks in pool.fenced.values() for block in blocks]
     free = pool.free
-    seen = Counter([*free, *cached, *fenced_runs, *fenced_loose, *held])
+    all_cached = [*cached, *windows.cached]
+    all_fenced = [*fenced_runs, *fenced_loose, *windows.fenced]
     _require(
-        seen == Counter(range(pool.num_blocks)),
-        f"{len(free)} free + {len(cached)} cached + {len(held)} held + "
-        f"{len(fenced_runs) + len(fenced_loose)} fenced blocks must be the pool of "
-        f"{pool.num_blocks}, each once",
+        Counter([*free, *all_cached, *all_fenced, *held]) == Counter(range(pool.num_blocks)),
+        f"{len(free)} free + {len(all_cached)} cached + {len(held)} held + "
+        f"{len(all_fenced)} fenced blocks must be the pool of {pool.num_blocks}, each once",
     )
     counted = (runs.num_cached, runs.num_fenced, pool.num_fenced)
-    found = (len(cached), len(fenced_runs), len(fenced_loose))
+    found = (
+        len(all_cached),
+        len(fenced_runs) + len(windows.fenced),
+        len(fenced_loose),
+    )
     _require(
         counted == found,
         f"cached, fenced in runs and fenced loose: {counted} counted, {found} found",
     )
     steps = {*pool.fenced, *pool.touched.values(), *(s for s in runs.fenced if runs.fenced[s])}
+    steps |= set(windows.fenced.values())
     _require(
         all(pool.completed_step < step <= pool.step for step in steps),
         f"blocks wait for the steps {sorted(steps)}, open are "
@@ -75,8 +84,9 @@ def check_pool(pool: BlockPool, runs: RunTree, sequences: Sequences, pinned: set
     )
 
 
-def check_holders(pool: BlockPool, runs: RunTree, sequences: Sequences, pins: list[Run]) -> None:
-    """A run is held by the paths that end in it and by held children; a loose block by tables."""
+def check_holders(ledger: Ledger, sequences: Sequences, pins: list[Run]) -> None:
+    """A run is held by the paths that end in it and by held children; another block by tables."""
+    pool, runs = ledger.pool, ledger.runs
     holders = Counter([*pins, *(sequence.run for sequence in sequences.values())])
     held = {run for end in [*holders] for run in path_of(end)}
     for run in held:
@@ -89,6 +99,10 @@ def check_holders(pool: BlockPool, runs: RunTree, sequences: Sequences, pins: li
             f"a run has {run.holders} holders counted, {holders[run]} found",
         )
     tables = Counter(block for sequence in sequences.values() for block in sequence.loose_blocks)
+    tables += ledger.pins.companions
+    for sequence in sequences.values():
+        for table in sequence.windows:
+            tables.update(table.held)
     shared = {block: count for block, count in tables.items() if count > 1}
     _require(shared == pool.shared, f"loose blocks are shared {shared}, counted {pool.shared}")
 
@@ -241,3 +255,39 @@ def check_host(host: HostBlocks, swapped: Mapping[SequenceId, Swapped]) -> None:
         {name: block for block, name in names.items()} == host.block_of,
         "equal content must be in one host block",
     )
+
+
+def check_windows(ledger: Ledger, sequences: Sequences) -> None:
+    """Companions belong to blocks that can be found; tables begin where their windows do."""
+    windows = ledger.windows
+    pairs = {
+        block: full
+        for companion in windows.companions
+        for full, block in enumerate(companion)
+        if block >= 0
+    }
+    known = {block: full for block, full in enumerate(windows.full_block_of) if full >= 0}
+    _require(pairs == known, f"companions are {pairs}, and {known} from the other side")
+    found = {block for run in ledger.runs for block in run.blocks}
+    _require(found >= set(pairs.values()), "a companion's full block must be findable")
+    resting = {*windows.cached, *windows.fenced}
+    _require(resting <= set(pairs), "only companions rest in windows")
+    for seq_id, seq in sequences.items():
+        for group, table in enumerate(seq.windows):
+            start = windows.start(windows.sizes[group], seq.num_committed)
+            _require(
+                table.start == start and set(table.blocks[:start]) <= {-1},
+                f"sequence {seq_id!r}: window {group} must begin at block {start}, got "
+                f"{list(table.blocks)}",
+            )
+            _require(
+                seq.num_computed <= len(table.blocks) * seq.block_size,
+                f"sequence {seq_id!r}: {seq.num_computed} computed, {len(table.blocks)} window blocks",
+            )
+            if seq.run.is_kept:
+                published = range(start, seq.num_run_blocks)
+                full = [windows.companions[group][seq.block_table[i]] for i in published]
+                _require(
+                    full == list(table.blocks[start : seq.num_run_blocks]),
+                    f"sequence {seq_id!r}: companions {full} must be in its table",
+                )

@@ -107,6 +107,8 @@ class DecodeBatch:
     def check_join(self, seq_id: SequenceId) -> None:
         """Raise what `join` would, and change nothing."""
         sequence = self._ledger.get(seq_id)
+        if sequence.windows:
+            raise InvalidBatch("sequences with windows cannot join a batch")
         if sequence.batch is self:
             raise InvalidBatch(f"sequence {seq_id!r} is in this batch already")
         lengths = (sequence.num_committed, sequence.num_computed, sequence.num_known)
@@ -162,7 +164,9 @@ class DecodeBatch:
             else:
                 row.sequence.last_step = max(row.sequence.last_step, self._last_step)
                 index = len(row.sequence.block_table) - 1
-                copies += self._ledger.exchange(row.sequence, (index,), (block,))
+                copies += self._ledger.exchange(
+                    row.sequence, row.sequence.block_table, (index,), (block,)
+                )
                 slots[row.index] = block * size + row.base % size
         self._next_slots = self._advance(slots)
         self._joined.clear()

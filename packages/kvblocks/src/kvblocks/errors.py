@@ -4,6 +4,7 @@
     ├── OutOfBlocks          (MemoryError)     the pool cannot serve the call; carries a Verdict
     ├── UnknownSequence      (KeyError)        no sequence has this id
     ├── UnknownBlock         (IndexError)      a block id outside the pool
+    ├── UnknownGroup         (IndexError)      a group that the manager was not made with
     ├── SequenceExists       (ValueError)      a sequence has this id already
     ├── InvalidTokens        (ValueError)      token ids that are no ids, or that contradict known ones
     ├── InvalidNamespace     (ValueError)      a salt or an adapter that is none
@@ -55,6 +56,10 @@ class UnknownSequence(KVBlocksError, KeyError):
 
 class UnknownBlock(KVBlocksError, IndexError):
     """A block id outside 0..num_blocks-1."""
+
+
+class UnknownGroup(KVBlocksError, IndexError):
+    """Group 0 is full attention; the windows follow in their order."""
 
 
 class SequenceExists(KVBlocksError, ValueError):

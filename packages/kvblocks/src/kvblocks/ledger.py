@@ -29,8 +29,9 @@ from kvblocks.results import (
     When,
 )
 from kvblocks.runs import Found, cut_stretches
-from kvblocks.sequence import Sequence
+from kvblocks.sequence import Sequence, Write
 from kvblocks.tree import RunTree
+from kvblocks.windows import Windows
 
 
 class Ledger:
@@ -46,6 +47,7 @@ class Ledger:
         policy: Policy,
         max_pinned: int,
         num_host_blocks: int,
+        windows: tuple[int, ...],
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -53,7 +55,8 @@ class Ledger:
         self.partial_reuse = partial_reuse
         self.pool = BlockPool(num_blocks)
         self.runs = RunTree(self.pool, block_size, policy)
-        self.pins = Pins(self.runs, max_pinned)
+        self.windows = Windows(self.pool, self.runs, block_size, windows)
+        self.pins = Pins(self.runs, self.windows, max_pinned)
         self.host = HostBlocks(num_host_blocks)
         self.sequences: dict[SequenceId, Sequence] = {}
         self.swapped: dict[SequenceId, Swapped] = {}  # those out of the pool
@@ -128,6 +131,18 @@ class Ledger:
         run = sequence.run
         return num_blocks - self.pins.num_pinned(run, len(run.blocks))
 
+    def num_windows_beside_pins(self, write: Write) -> int:
+        """Window blocks that a write needs to be there, once all before it is committed."""
+        sequence, num_beside = write.sequence, 0
+        stop = self.num_blocks_for(sequence.num_computed + write.num_tokens)
+        for size, table in zip(self.windows.sizes, sequence.windows, strict=True):
+            start = self.windows.start(size, sequence.num_computed)
+            held = table.blocks[max(start, table.start) :]
+            num_beside += (
+                max(stop, len(table.blocks)) - start - self.pins.num_pinned_companions(held)
+            )
+        return num_beside
+
     def judge(
         self,
         num_needed: int,
@@ -147,9 +162,11 @@ class Ledger:
         if num_needed <= available:
             return Verdict(When.NOW, num_needed, available)
         within_reach = available
-        for step in sorted({*self.pool.fenced, *self.runs.fenced}):
+        in_windows = Counter(self.windows.fenced.values())
+        for step in sorted({*self.pool.fenced, *self.runs.fenced, *in_windows}):
             within_reach += len(self.pool.fenced.get(step, ())) - reused_fenced.get(step, 0)
             within_reach += sum(len(run.blocks) for run in self.runs.fenced.get(step, ()))
+            within_reach += in_windows[step]
             if num_needed <= within_reach:
                 return Verdict(When.AFTER_STEP, num_needed, available, step)
         return Verdict(When.LATER, num_needed, available)
@@ -166,7 +183,8 @@ class Ledger:
             return array("i")
         taken = self.pool.take(min(num_blocks, self.pool.num_free))
         if len(taken) < num_blocks:
-            taken += self.runs.evict(num_blocks - len(taken))
+            evict = self.windows.evict if self.windows.sizes else self.runs.evict
+            taken += evict(num_blocks - len(taken))
         self.note_peak()
         return taken
 
@@ -180,10 +198,13 @@ class Ledger:
             self.arriving.update(blocks)
 
     def exchange(
-        self, sequence: Sequence, indices: Iterable[int], blocks: Iterable[int]
+        self,
+        sequence: Sequence,
+        table: array[int],
+        indices: Iterable[int],
+        blocks: Iterable[int],
     ) -> list[BlockCopy]:
-        """Give a sequence blocks of its own for shared ones; returns copies of what is in them."""
-        table = sequence.block_table
+        """Give one of its tables blocks of its own for shared ones; returns copies of what is there."""
         copies = []
         for index, block in zip(indices, blocks, strict=False):
             source = table[index]
@@ -206,7 +227,7 @@ class Ledger:
         if start and len(sequence.keys) == 1 and self.runs.can_grow(sequence.run):
             self.runs.grow(sequence.run, tokens, sequence.block_table[start:num_full])
             sequence.num_run_blocks = num_full
-            return ()
+            return tuple(self.windows.publish(sequence, start)) if sequence.windows else ()
         width = self.block_size * TOKEN_BYTES
         merges: list[BlockMerge] = []
         for stretch in cut_stretches(tokens, start, sequence.keys, width):
@@ -216,6 +237,8 @@ class Ledger:
             if published.blocks:
                 merges += self._merge(sequence, published.blocks)
             sequence.run, sequence.num_run_blocks = published.run, stop
+        if sequence.windows:
+            merges += self.windows.publish(sequence, start)
         return tuple(merges)
 
     def _merge(self, sequence: Sequence, adopted: array[int]) -> list[BlockMerge]:
@@ -238,8 +261,11 @@ class Ledger:
     def forget(self, key: bytes) -> Forgotten:
         """Forget the content of the namespaces whose keys begin so, and what of it is on its way."""
         self.pins.forget(key)
+        of_windows = self.windows.forget(key) if self.windows.sizes else ()
         apart, forgotten = self.runs.forget(key)
         self.host.move(key, self.runs.root.serial, apart.serial)
+        if of_windows:
+            forgotten = Forgotten(*map(sum, zip(forgotten, of_windows, strict=True)))
         for sequence in (
             *self.sequences.values(),
             *(each.sequence for each in self.swapped.values()),
@@ -259,6 +285,7 @@ class Ledger:
         """Complete all steps up to `step`. O(blocks whose fence falls). `InvalidStep`."""
         if self.pool.complete_step(step):
             self.runs.complete_step(step)
+            self.windows.complete_step(step)
             self.host.pool.complete_step(step)
             if not self.pool.open_step:
                 self.arriving.clear()
@@ -267,8 +294,10 @@ class Ledger:
         """What the blocks in tables hold, shared blocks counted once. O(blocks in all tables)."""
         stored: dict[int, int] = {}
         for sequence in self.all_sequences().values():
-            for index, block in enumerate(sequence.block_table):
-                stored[block] = max(stored.get(block, 0), sequence.num_valid(index))
+            for table, start in sequence.tables:
+                for index in range(start, len(table)):
+                    num_valid = max(stored.get(table[index], 0), sequence.num_valid(index))
+                    stored[table[index]] = num_valid
         return Usage(len(stored), len(stored) * self.block_size, sum(stored.values()))
 
     def stats(self) -> Stats:
@@ -305,7 +334,7 @@ class Ledger:
         return (
             (pool.free, sorted(pool.shared.items()), sorted(pool.touched.items())),
             (pool.step, pool.completed_step, sorted(pool.fenced.items())),
-            (self.runs.state(), self.pins.state()),
+            (self.runs.state(), self.pins.state(), self.windows.state()),
             [
                 (seq_id, sequence.state(pool.completed_step), self.runs.path_state(sequence.run))
                 for seq_id, sequence in self.all_sequences().items()

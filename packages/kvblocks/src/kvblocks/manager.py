@@ -75,6 +75,7 @@ from kvblocks.swap import (
     swap_in,
     swap_out,
 )
+from kvblocks.windows import read_windows
 
 
 class BlockManager:
@@ -105,6 +106,7 @@ class BlockManager:
         policy: str = "lru",
         pin_limit: float = 0.5,
         num_host_blocks: int = 0,
+        windows: Iterable[int] = (),
         digest: Digest = sha256_digest,
     ) -> None:
         self.num_blocks = operator.index(num_blocks)
@@ -120,6 +122,11 @@ class BlockManager:
             raise InvalidConfig(f"num_host_blocks must not be negative, got {num_host_blocks}")
         if partial_reuse and not prefix_caching:
             raise InvalidConfig("partial_reuse needs prefix_caching")
+        self.windows = read_windows(windows)
+        if partial_reuse and self.windows:
+            raise InvalidConfig(f"partial_reuse needs no windows, got {self.windows}")
+        if num_host_blocks and self.windows:
+            raise InvalidConfig(f"num_host_blocks needs no windows, got {self.windows}")
         self.policy = policy
         self._digest = digest
         self._ledger = Ledger(
@@ -130,6 +137,7 @@ class BlockManager:
             policy=make_policy(policy),
             max_pinned=max_pinned_blocks(pin_limit, self.num_blocks),
             num_host_blocks=self.num_host_blocks,
+            windows=self.windows,
         )
 
     # ── what is there ────────────────────────────────────────────────────────────────────────
@@ -192,12 +200,14 @@ class BlockManager:
         """The sequences that there are: those in the pool, then those out of it. O(sequences)."""
         return (*self._ledger.sequences, *self._ledger.swapped)
 
-    def block_table(self, seq_id: SequenceId) -> array[int]:
+    def block_table(self, seq_id: SequenceId, group: int = 0) -> array[int]:
         """The physical block of each logical block, as an int32 copy: one memcpy.
 
-        `UnknownSequence`; `InvalidSwap` for a sequence that is swapped out.
+        `group` 0 is full attention, the others are the `windows` in their order: there, blocks
+        before the window are -1. `UnknownSequence`, `UnknownGroup`; `InvalidSwap` for a sequence
+        that is swapped out.
         """
-        return self._ledger.get(seq_id).block_table[:]
+        return self._ledger.get(seq_id).table_of(group)[:]
 
     def num_committed_tokens(self, seq_id: SequenceId) -> int:
         """Positions whose KV is written and may be shared."""
@@ -211,7 +221,8 @@ class BlockManager:
         """How many tables hold a block: counted, O(blocks in all tables). `UnknownBlock`."""
         if not 0 <= block_id < self.num_blocks:
             raise UnknownBlock(f"block ids are 0..{self.num_blocks - 1}, got {block_id}")
-        return sum(s.block_table.count(block_id) for s in self._ledger.sequences.values())
+        sequences = self._ledger.sequences.values()
+        return sum(table.count(block_id) for s in sequences for table, _ in s.tables)
 
     def block_hashes(self, seq_id: SequenceId) -> tuple[bytes, ...]:
         """The chained SHA-256 of each full committed block, equal in every process.
@@ -296,9 +307,12 @@ class BlockManager:
         sequence.num_committed = num_tokens
         if sequence.keeps_ids:
             sequence.token_ids.extend(packed)
+        merges: tuple[BlockMerge, ...] = ()
         if sequence.keeps_ids and sequence.num_unpublished >= self.block_size:
-            return self._ledger.publish(sequence)
-        return ()
+            merges = self._ledger.publish(sequence)
+        if sequence.windows:
+            self._ledger.windows.slide(sequence)
+        return merges
 
     def truncate(self, seq_id: SequenceId, num_tokens: int) -> None:
         """Forget positions from `num_tokens` on, such as rejected drafts; surplus blocks go back.
@@ -340,6 +354,8 @@ class BlockManager:
         self._ledger.sequences[child_id] = parent.fork()
         self._ledger.runs.add_holder(parent.run)
         self._ledger.pool.share(parent.loose_blocks)
+        for table in parent.windows:
+            self._ledger.pool.share(table.held)
         self._ledger.count["forks"] += 1
 
     def free(self, seq_id: SequenceId) -> None:
@@ -356,6 +372,8 @@ class BlockManager:
         del self._ledger.sequences[seq_id]
         self._ledger.pool.give_back(sequence.loose_blocks, sequence.last_step)
         self._ledger.runs.release(sequence.run, sequence.last_step)
+        for table in sequence.windows:
+            self._ledger.windows.give_up(table.held, sequence.last_step)
 
     def swap_out(self, seq_ids: Iterable[SequenceId]) -> tuple[BlockSwap, ...]:
         """Move sequences to host blocks, all or nothing; returns the pairs (device, host) to copy.

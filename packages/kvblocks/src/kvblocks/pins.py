@@ -5,12 +5,16 @@ Knows names, the runs they hold, and how many blocks may be held so. Does not kn
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import chain
 
 from kvblocks.errors import InvalidConfig, InvalidPin, PinLimit
 from kvblocks.results import PinName
 from kvblocks.runs import Found, Run, path_of
 from kvblocks.tree import RunTree
+from kvblocks.windows import Windows
 
 
 def max_pinned_blocks(limit: object, num_blocks: int) -> int:
@@ -28,13 +32,15 @@ def max_pinned_blocks(limit: object, num_blocks: int) -> int:
 class Pins:
     """The pins of one manager. Each call is O(runs of all pinned paths)."""
 
-    def __init__(self, runs: RunTree, max_blocks: int) -> None:
+    def __init__(self, runs: RunTree, windows: Windows, max_blocks: int) -> None:
         self._runs = runs
+        self._windows = windows
         self.max_blocks = max_blocks
         self.num_blocks = 0  # those that several pins hold count once
         self.held: dict[
             PinName, tuple[bytes, Run]
         ] = {}  # the key of its namespace, the end of its path
+        self.companions: Counter[int] = Counter()  # window block -> how many pins hold it
 
     def pin(self, name: PinName, key: bytes, found: Found, num_full: int) -> None:
         """Hold what was found of `num_full` blocks under a name. `InvalidPin`, `PinLimit`."""
@@ -46,12 +52,16 @@ class Pins:
                 f"which {len(found.blocks)} are cached"
             )
         num_news = len(found.blocks) - self.num_pinned(found.run, found.num_blocks)
+        companions = self._companions_of(found.blocks)
+        num_news += len(companions) - self.num_pinned_companions(companions)
         num_blocks = self.num_blocks + num_news
         if num_blocks > self.max_blocks:
             raise PinLimit(
                 f"pins may hold at most {self.max_blocks} blocks, got {num_blocks} with {name!r}"
             )
         self.held[name] = key, self._runs.hold(found, found.run.priority)
+        self._windows.hold(companions)
+        self.companions.update(companions)
         self.num_blocks = num_blocks
 
     def unpin(self, name: PinName) -> None:
@@ -59,8 +69,15 @@ class Pins:
         if name not in self.held:
             raise InvalidPin(f"no pin {name!r}")
         _, run = self.held.pop(name)
+        blocks = array("i")
+        for above in reversed([*path_of(run)]):
+            blocks += above.blocks
         self._runs.release(run, 0)
-        self.num_blocks = sum(len(run.blocks) for run in self._pinned_runs())
+        companions = self._companions_of(blocks)
+        self._windows.give_up(companions, 0)
+        self.companions -= Counter(companions)
+        num_full = sum(len(run.blocks) for run in self._pinned_runs())
+        self.num_blocks = num_full + len(self.companions)
 
     def forget(self, key: bytes) -> None:
         """Unpin what is of the namespaces whose keys begin so."""
@@ -82,9 +99,17 @@ class Pins:
         pinned = self._pinned_runs()
         return sum(num_blocks for run, num_blocks in runs.items() if run in pinned)
 
+    def num_pinned_companions(self, blocks: Iterable[int]) -> int:
+        """How many of these window blocks are pinned."""
+        return sum(block in self.companions for block in blocks)
+
     def state(self) -> list[tuple[object, ...]]:
         """All that matters from now on, for comparison."""
         return [(name, key, self._runs.path_tokens(run)) for name, (key, run) in self.held.items()]
+
+    def _companions_of(self, blocks: array[int]) -> list[int]:
+        """What a prompt that goes on after these full blocks reads in the windows."""
+        return [*chain.from_iterable(self._windows.companions_of(blocks))]
 
     def _pinned_runs(self) -> set[Run]:
         return {run for _, end in self.held.values() for run in path_of(end)}

@@ -91,6 +91,31 @@ class BlockPool:
             self._put(blocks)
         return True
 
+    def let_go(self, block: int, last_step: int) -> int | None:
+        """Take a block out of a table; None if another table holds it still.
+
+        Else the step, of those who had it, that must complete before it can be used again, or 0.
+        """
+        in_flight = last_step if last_step > self.completed_step else 0
+        num_tables = self.shared.get(block, 1)
+        step = max(in_flight, self.touched.get(block, 0))
+        if num_tables == 1:
+            return step
+        if num_tables == 2:  # the one that is left holds it alone
+            del self.shared[block]
+        else:
+            self.shared[block] = num_tables - 1
+        if step:
+            self.touched[block] = step
+        return None
+
+    def receive(self, block: int, step: int) -> None:
+        """Take back a block that nobody holds: free, or fenced while a step is open."""
+        if step:
+            self._fence(array("i", (block,)), step)
+        else:
+            self._put(array("i", (block,)))
+
     def _put(self, blocks: array[int]) -> None:
         """Make blocks free, those that are handed out next."""
         end = self._top
@@ -103,18 +128,7 @@ class BlockPool:
             self.num_fenced += len(blocks)
 
     def _give_back_shared(self, blocks: array[int], last_step: int) -> None:
-        in_flight = last_step if last_step > self.completed_step else 0
         for block in reversed(blocks):
-            num_tables = self.shared.get(block, 1)
-            step = max(in_flight, self.touched.get(block, 0))
-            if num_tables > 1:
-                if num_tables == 2:  # the one that is left holds it alone
-                    del self.shared[block]
-                else:
-                    self.shared[block] = num_tables - 1
-                if step:
-                    self.touched[block] = step
-            elif step:
-                self._fence(array("i", (block,)), step)
-            else:
-                self._put(array("i", (block,)))
+            step = self.let_go(block, last_step)
+            if step is not None:
+                self.receive(block, step)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from array import array
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 from kvblocks.errors import InvalidLength, InvalidTokens
@@ -25,7 +26,7 @@ from kvblocks.hashing import (
 from kvblocks.ledger import Ledger
 from kvblocks.results import Allocation, BlockCopy, SequenceId, Verdict
 from kvblocks.runs import Found, Partial, Stretch, cut_stretches
-from kvblocks.sequence import Sequence
+from kvblocks.sequence import Sequence, WindowTable
 
 
 class Prompt(NamedTuple):
@@ -78,7 +79,8 @@ def find_prefix(
 ) -> Found:
     """What is cached of the first `num_full` blocks of a prompt."""
     full = bytes(memoryview(packed)[: num_full * ledger.block_size])
-    return ledger.runs.find(cut_stretches(full, 0, keys, ledger.block_size * TOKEN_BYTES))
+    found = ledger.runs.find(cut_stretches(full, 0, keys, ledger.block_size * TOKEN_BYTES))
+    return ledger.windows.reach(found) if ledger.windows.sizes else found
 
 
 def judge_allocation(
@@ -94,7 +96,15 @@ def judge_allocation(
         if verdict.is_now:
             return verdict, partial
     cached, fenced = ledger.runs.reused(found.run, found.num_blocks)
-    return ledger.judge(num_total - len(found.blocks), beside, cached, fenced), None
+    num_needed = num_total - len(found.blocks)
+    windows = ledger.windows
+    if windows.sizes:
+        num_new = sum(windows.num_new_blocks(len(found.blocks), num_total))
+        companions = [*chain.from_iterable(windows.companions_of(found.blocks))]
+        num_needed += num_new
+        beside += num_new + len(companions) - ledger.pins.num_pinned_companions(companions)
+        cached += windows.reused(companions, fenced)
+    return ledger.judge(num_needed, beside, cached, fenced), None
 
 
 def allocate(
@@ -116,6 +126,9 @@ def allocate(
     run = ledger.runs.hold(found, priority)
     ledger.runs.count_hit(run)
     source = ledger.runs.hold_source(partial) if partial else None
+    windows = ledger.windows
+    if windows.sizes:
+        windows.hold(chain.from_iterable(windows.companions_of(found.blocks)))
     new = ledger.take(verdict.num_needed_blocks)
     copies: tuple[BlockCopy, ...] = ()
     if partial and source:
@@ -124,6 +137,11 @@ def allocate(
         ledger.note_arriving(new[:1])
         ledger.count["copies"] += 1
     keeps_ids, block_table = ledger.prefix_caching, found.blocks + new
+    tables: tuple[WindowTable, ...] = ()
+    if windows.sizes:
+        num_total = ledger.num_blocks_for(num_tokens + num_lookahead_tokens)
+        tables = windows.open_tables(found.blocks, block_table[num_total:], num_total)
+        del block_table[num_total:]
     ledger.sequences[seq_id] = Sequence(
         block_size=ledger.block_size,
         namespace=prompt.namespace,
@@ -139,6 +157,7 @@ def allocate(
         num_computed=num_cached,
         priority=priority,
         last_step=ledger.pool.open_step if partial else 0,
+        windows=tables,
     )
     if keeps_ids:
         ledger.count["queried_tokens"] += num_tokens

@@ -92,6 +92,7 @@ class BlockMerge(NamedTuple):
     table_index: int
     given_up: int
     adopted: int
+    group: int = 0
 
 
 class Match(NamedTuple):
@@ -149,7 +150,7 @@ class Span(NamedTuple):
 class StepPlan:
     """Where one step writes. It does not change, whatever becomes of the sequences."""
 
-    __slots__ = ("_block_size", "_copies", "_new_blocks", "_slots", "_spans")
+    __slots__ = ("_block_size", "_copies", "_new_blocks", "_slots", "_spans", "_windows")
 
     def __init__(
         self,
@@ -159,12 +160,14 @@ class StepPlan:
         *,
         spans: Iterable[Span] = (),
         slots: array[int] | None = None,
+        windows: tuple[StepPlan, ...] = (),
     ) -> None:
         self._block_size = block_size
         self._copies = copies
         self._new_blocks = new_blocks
         self._spans = spans
         self._slots = slots
+        self._windows = windows
 
     def __repr__(self) -> str:
         return (
@@ -183,6 +186,11 @@ class StepPlan:
         return self._new_blocks
 
     @property
+    def new_blocks_by_group(self) -> tuple[Mapping[SequenceId, tuple[int, ...]], ...]:
+        """As `new_blocks`, of each group: full attention, then each window."""
+        return (self._new_blocks, *(plan.new_blocks for plan in self._windows))
+
+    @property
     def slot_mapping(self) -> array[int]:
         """One slot a scheduled token, int64, in the order of the batch.
 
@@ -191,6 +199,11 @@ class StepPlan:
         if self._slots is None:
             self._slots = _slots_of(self._spans, self._block_size)
         return self._slots
+
+    @property
+    def slot_mappings(self) -> tuple[array[int], ...]:
+        """As `slot_mapping`, of each group: full attention, then each window."""
+        return (self.slot_mapping, *(plan.slot_mapping for plan in self._windows))
 
 
 def _slots_of(spans: Iterable[Span], block_size: int) -> array[int]:

@@ -125,6 +125,12 @@ class LeafQueue:
                     return run
                 self.push(run)
 
+    def peek(self) -> Run:
+        """The leaf that goes first, left where it is. O(log leaves), amortised."""
+        run = self.pop()
+        self.push(run)
+        return run
+
     def drop_forgotten(self) -> None:
         """Take out what is not kept any more. O(leaves)."""
         self.entries = [entry for entry in self.entries if entry[2].is_kept]

@@ -19,12 +19,32 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from kvblocks.errors import InvalidLength, InvalidTokens
+from kvblocks.errors import InvalidLength, InvalidTokens, UnknownGroup
 from kvblocks.hashing import Media, Namespace, keys_of, pack_tokens
 from kvblocks.results import SequenceId, Span
 from kvblocks.runs import Run
 
 _NOTHING = array("I")
+
+
+@dataclass(slots=True)
+class WindowTable:
+    """A sequence's blocks in a group with a window: -1 before the first that can be read still."""
+
+    blocks: array[int]
+    start: int
+
+    @property
+    def held(self) -> array[int]:
+        """The blocks that are held."""
+        return self.blocks[self.start :]
+
+    def cut(self, start: int) -> array[int]:
+        """Let the window begin at another block; returns the blocks that it leaves."""
+        gone = self.blocks[self.start : start]
+        self.blocks[self.start : start] = array("i", (-1,)) * len(gone)
+        self.start = start
+        return gone
 
 
 class Write(NamedTuple):
@@ -68,6 +88,7 @@ class Sequence:
     priority: int = 0
     last_step: int = 0
     batch: Rows | None = None
+    windows: tuple[WindowTable, ...] = ()
 
     @property
     def capacity(self) -> int:
@@ -89,11 +110,26 @@ class Sequence:
         """The blocks past the path to `run`."""
         return self.block_table[self.num_run_blocks :]
 
+    @property
+    def tables(self) -> list[tuple[array[int], int]]:
+        """The table of each group, and the index from which on it holds blocks."""
+        return [(self.block_table, 0), *((table.blocks, table.start) for table in self.windows)]
+
+    def table_of(self, group: int) -> array[int]:
+        """The table of a group. `UnknownGroup`."""
+        if not 0 <= group <= len(self.windows):
+            raise UnknownGroup(f"groups are 0..{len(self.windows)}, got {group}")
+        return self.windows[group - 1].blocks if group else self.block_table
+
     def state(self, completed_step: int) -> tuple[object, ...]:
         """All that matters from now on, for comparison."""
         last_step = self.last_step if self.last_step > completed_step else 0
         lengths = (self.first_id, self.num_committed, self.num_computed, self.num_run_blocks)
-        return self.keys, self.block_table, self.token_ids, lengths, self.priority, last_step
+        windows = tuple(table.blocks for table in self.windows)
+        return (
+            (self.keys, self.block_table, self.token_ids, lengths, self.priority, last_step),
+            windows,
+        )
 
     def num_valid(self, index: int) -> int:
         """Computed positions in the block at `index` of the table."""
@@ -121,12 +157,8 @@ class Sequence:
         num_blocks = -(-(self.num_computed + num_tokens) // self.block_size)
         replaced: tuple[int, ...] = ()
         if shared:
-            table = self.block_table
-            replaced = tuple(
-                index
-                for index in range(self.num_computed // self.block_size, min(num_held, num_blocks))
-                if shared.get(table[index], 1) - given_up.get(table[index], 0) > 1
-            )
+            first = self.num_computed // self.block_size
+            replaced = shared_places(self.block_table, first, num_blocks, shared, given_up)
         num_new_blocks = len(replaced) + max(0, num_blocks - num_held)
         return Write(
             seq_id,
@@ -153,18 +185,25 @@ class Sequence:
 
     def schedule(self, write: Write) -> Span:
         """Schedule the positions of a write whose blocks are in the table."""
-        start, size = self.num_computed, self.block_size
-        self.num_computed = end = start + write.num_tokens
+        span = self.next_span(self.block_table, write.num_tokens)
+        self.num_computed += write.num_tokens
         if write.new_tokens:
             self.token_ids.extend(write.new_tokens)
-        first = start // size
-        return Span(self.block_table[first : -(-end // size)], start % size, write.num_tokens)
+        return span
+
+    def next_span(self, table: array[int], num_tokens: int) -> Span:
+        """Where the next positions lie in one of its tables."""
+        start, size = self.num_computed, self.block_size
+        stop = -(-(start + num_tokens) // size)
+        return Span(table[start // size : stop], start % size, num_tokens)
 
     def truncate(self, num_tokens: int) -> array[int]:
         """Forget positions from `num_tokens` on; returns the blocks that only they needed."""
         keep = -(-num_tokens // self.block_size)
-        surplus = self.block_table[keep:]
-        del self.block_table[keep:]
+        surplus = array("i")
+        for table in (self.block_table, *(table.blocks for table in self.windows)):
+            surplus += table[keep:]
+            del table[keep:]
         del self.token_ids[max(0, num_tokens - self.first_id) :]
         self.num_computed = num_tokens
         if self.media and self.media[-1].position >= num_tokens:
@@ -174,7 +213,7 @@ class Sequence:
 
     def fork(self) -> Sequence:
         """A sequence with the same tokens, lengths and blocks. The caller notes the new holder."""
-        return Sequence(  # dataclasses.replace takes twice as long
+        child = Sequence(  # dataclasses.replace takes twice as long
             self.block_size,
             self.namespace,
             self.media,
@@ -189,6 +228,9 @@ class Sequence:
             self.num_computed,
             self.priority,
         )
+        if self.windows:
+            child.windows = tuple([WindowTable(t.blocks[:], t.start) for t in self.windows])
+        return child
 
     def _find_news(self, seq_id: SequenceId, packed: array[int]) -> array[int]:
         """Of the token ids of the next positions, those to keep that are not known yet."""
@@ -210,6 +252,23 @@ class Sequence:
                 f"at position {start + at}, got {packed[at]}"
             )
         return packed[len(known) :]
+
+
+def shared_places(
+    table: array[int],
+    start: int,
+    stop: int,
+    shared: Mapping[int, int],
+    given_up: Mapping[int, int],
+) -> tuple[int, ...]:
+    """Where, from `start` up to `stop`, a table holds blocks that others hold too; see `plan_write`."""
+    return tuple(
+        [
+            index
+            for index in range(start, min(len(table), stop))
+            if shared.get(table[index], 1) - given_up.get(table[index], 0) > 1
+        ]
+    )
 
 
 def read_entry(entry: Any) -> array[int] | int:

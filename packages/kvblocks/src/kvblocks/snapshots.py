@@ -15,7 +15,7 @@ import io
 import json
 import pickle
 from array import array
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from hashlib import sha256
 from typing import Any
@@ -150,6 +150,6 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _is_ours(named: Any, policy: type) -> bool:
-    if named in {policy, array, Counter, _MAKE_ARRAY}:
+    if named in {policy, array, Counter, OrderedDict, _MAKE_ARRAY}:
         return True
     return isinstance(named, type) and named.__module__.startswith("kvblocks.")

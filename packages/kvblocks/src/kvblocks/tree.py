@@ -51,10 +51,16 @@ class RunTree:
         self.queue = LeafQueue(policy)
         self.root = self._make_run(b"", bytearray(), array("i"), None)
         self.root.holders = 1  # for good
-        self.num_cached = 0  # blocks of runs that nobody holds and no step uses
-        self.num_fenced = 0
+        # Blocks that can be found and that nobody holds: of runs, and what windows keep beside them.
+        self.num_cached = 0
+        self.num_fenced = 0  # those that wait for a step
         self.fenced: dict[int, dict[Run, None]] = {}  # step -> runs that wait for it
         self.num_evicted = 0
+
+    @property
+    def clock(self) -> int:
+        """How often a path was given up: the time by which `last_used` goes."""
+        return self._clock
 
     # ── finding ──────────────────────────────────────────────────────────────────────────────
 

@@ -1,0 +1,200 @@
+"""Groups with windows: what is held, given up, found again and never asked for in vain."""
+
+import pytest
+
+from kvblocks import BlockCopy, BlockManager, InvalidConfig, UnknownGroup
+
+from .helpers import filled, refused
+
+WINDOW, SIZE = 6, 4  # a query at a boundary of blocks reads the two blocks before it
+DEPTH = 2
+
+
+@pytest.fixture
+def manager() -> BlockManager:
+    return BlockManager(40, SIZE, windows=(WINDOW,))
+
+
+def decode(manager: BlockManager, name: str, num_tokens: int, *, token: int = 99) -> None:
+    """Append and commit one token after another."""
+    for _ in range(num_tokens):
+        manager.append({name: [token]})
+        manager.commit(name, manager.num_computed_tokens(name))
+        manager.check()
+
+
+# ── what is held ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("committed", "start"), [(158, 0), (159, 1), (190, 1), (191, 2)])
+def test_a_block_is_out_of_the_window_once_no_later_query_reads_it(
+    committed: int, start: int
+) -> None:
+    manager = BlockManager(20, 32, windows=(128,))
+    manager.allocate("A", 300 * [1])
+    manager.append({"A": committed})
+    assert -1 not in manager.block_table("A", 1)
+    manager.commit("A", committed)
+    table = manager.block_table("A", 1).tolist()
+    assert [block for block in table if block < 0] == start * [-1]
+    manager.check()
+
+
+def test_what_is_in_flight_keeps_the_window_where_it_is() -> None:
+    manager = BlockManager(20, 32, prefix_caching=False, windows=(128,))
+    manager.allocate("A", 160)
+    manager.append({"A": 159})
+    manager.commit("A", 158)
+    assert manager.block_table("A", 1)[0] >= 0
+    manager.commit("A", 159)
+    assert manager.block_table("A", 1)[0] == -1
+
+
+def test_a_block_that_leaves_the_window_waits_for_the_steps_that_read_it() -> None:
+    manager = BlockManager(4, 2, prefix_caching=False, windows=(2,))
+    manager.allocate("A", 4)
+    step = manager.begin_step()
+    manager.append({"A": 3})
+    manager.commit("A", 3)
+    assert manager.block_table("A", 1).tolist() == [-1, 3]
+    assert (manager.stats().num_fenced_blocks, manager.stats().num_free_blocks) == (1, 0)
+    manager.complete_step(step)
+    assert (manager.stats().num_fenced_blocks, manager.stats().num_free_blocks) == (0, 1)
+    manager.check()
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 16])
+@pytest.mark.parametrize("window", [1, 2, 5, 16, 33])
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_long_decode_holds_no_more_than_its_window(
+    window: int, block_size: int, *, caching: bool
+) -> None:
+    manager = BlockManager(400, block_size, prefix_caching=caching, windows=(window,))
+    manager.allocate("A", [1])
+    most = 0
+    for position in range(300):
+        manager.append({"A": [position]} if position else {"A": 1})
+        held = [block for block in manager.block_table("A", 1) if block >= 0]
+        most = max(most, len(held))
+        manager.commit("A", position + 1)
+    assert most == -(-(window - 1) // block_size) + 1
+    manager.check()
+
+
+def test_a_prompt_gets_window_blocks_for_one_window_and_append_takes_the_rest(
+    manager: BlockManager,
+) -> None:
+    answer = manager.allocate("A", range(20))
+    assert answer.block_ids == (0, 1, 2, 3, 4)
+    assert answer.num_new_blocks == 8
+    assert manager.block_table("A", 1).tolist() == [5, 6, 7]
+    plan = manager.append({"A": 20})
+    assert plan.new_blocks_by_group == ({}, {"A": (8, 9)})
+    assert plan.slot_mappings[1].tolist() == [*range(20, 40)]
+    assert plan.slot_mapping is plan.slot_mappings[0]
+
+
+def test_a_prompt_computed_in_chunks_needs_only_its_window_at_a_time() -> None:
+    manager = BlockManager(25 + DEPTH + 1, SIZE, windows=(WINDOW,))
+    manager.allocate("A", range(100))
+    for chunk in range(SIZE, 101, SIZE):
+        manager.append({"A": SIZE})
+        manager.commit("A", chunk)
+        manager.check()
+
+
+def test_a_manager_without_windows_has_one_group() -> None:
+    manager = BlockManager(4, 4)
+    manager.allocate("A", [1])
+    plan = manager.append({"A": 1})
+    assert plan.slot_mappings == (plan.slot_mapping,)
+    assert plan.new_blocks_by_group == ({},)
+    for group in (-1, 1):
+        with refused(manager, UnknownGroup, match=rf"groups are 0..0, got {group}"):
+            manager.block_table("A", group)
+
+
+@pytest.mark.parametrize("window", [0, -1, 1.0, "4"])
+def test_a_window_is_at_least_one_token(window: object) -> None:
+    with pytest.raises(InvalidConfig, match=f"at least 1 token, got {window!r}"):
+        BlockManager(4, windows=(window,))  # type: ignore[arg-type]  # what is refused
+
+
+def test_windows_and_partial_reuse_do_not_go_together() -> None:
+    with pytest.raises(InvalidConfig, match=r"partial_reuse needs no windows, got \(4,\)"):
+        BlockManager(4, windows=(4,), partial_reuse=True)
+
+
+# ── forks and truncation ─────────────────────────────────────────────────────────────────────────
+
+
+def test_each_group_copies_its_shared_tail_on_write(manager: BlockManager) -> None:
+    filled(manager, "A", 6)
+    manager.fork("A", "B")
+    plan = manager.append({"A": 1, "B": 1})
+    assert plan.copies == (BlockCopy(1, 4, 2), BlockCopy(3, 5, 2))
+    assert plan.new_blocks_by_group == ({"A": (4,)}, {"A": (5,)})
+    assert [slots.tolist() for slots in plan.slot_mappings] == [[18, 6], [22, 14]]
+    manager.check()
+
+
+def test_a_block_that_a_fork_still_holds_stays_when_the_other_moves_on() -> None:
+    manager = BlockManager(20, 2, prefix_caching=False, windows=(2,))
+    manager.allocate("A", 4)
+    manager.append({"A": 2})
+    manager.commit("A", 2)
+    manager.fork("A", "B")
+    shared = manager.block_table("B", 1)[0]
+    decode(manager, "A", 1)
+    assert manager.block_table("A", 1)[0] == -1
+    assert (manager.block_table("B", 1)[0], manager.ref_count(shared)) == (shared, 1)
+    manager.free("B")
+    assert manager.ref_count(shared) == 0
+    manager.check()
+
+
+def test_truncate_gives_back_the_surplus_of_each_group(manager: BlockManager) -> None:
+    filled(manager, "A", 6)
+    manager.append({"A": 7})
+    assert manager.stats().num_held_blocks == 8
+    manager.truncate("A", 7)
+    assert manager.stats().num_held_blocks == 4
+    assert manager.block_table("A", 1).tolist() == [2, 3]
+    manager.check()
+
+
+# ── finding ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_prompt_finds_the_window_blocks_that_it_can_read_still(manager: BlockManager) -> None:
+    filled(manager, "A", 20)
+    window = manager.block_table("A", 1)
+    assert manager.allocate("B", [*range(20), 7]).num_cached_tokens == 20
+    table = manager.block_table("B", 1)
+    assert table[:5].tolist() == [-1, -1, -1, *window[3:]]
+    assert [manager.ref_count(block) for block in table[3:5]] == [2, 2]
+    manager.check()
+
+
+def test_window_blocks_that_were_left_behind_can_be_found_until_they_are_evicted(
+    manager: BlockManager,
+) -> None:
+    filled(manager, "A", 20)
+    for num_tokens in range(1, 21):
+        assert manager.match([*range(num_tokens), 7]).num_tokens == num_tokens // SIZE * SIZE
+
+
+def test_equal_content_is_merged_in_each_group(manager: BlockManager) -> None:
+    for name in "AB":
+        manager.allocate(name, range(8))
+        manager.append({name: 8})
+    manager.commit("A", 8)
+    merges = manager.commit("B", 8)
+    assert [tuple(merge) for merge in merges] == [
+        (0, 4, 0, 0),
+        (1, 5, 1, 0),
+        (0, 6, 2, 1),
+        (1, 7, 3, 1),
+    ]
+    assert [manager.block_table(name, 1) for name in "AB"] == [manager.block_table("A", 1)] * 2
+    manager.check()
