@@ -6,8 +6,9 @@ manager with it watches for that.
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 
-from kvblocks import BlockManager, InvalidSwap, OutOfBlocks, StepPlan
+from kvblocks import BlockManager, InvalidBatch, InvalidSwap, OutOfBlocks, StepPlan
 
 
 class Driver:
@@ -38,6 +39,7 @@ class Driver:
                 (self.truncate, 2),
                 (self.fork, 4),
                 (self.free, 3),
+                (self.reserve, 1),
                 (self.join, 4),
                 (self.leave, 1),
                 (self.append_batch, 6),
@@ -117,6 +119,12 @@ class Driver:
             self.manager.fork(name, child)
             self.names.append(child)
 
+    def reserve(self) -> None:
+        name = self.some_name()
+        num_more = self.rng.randint(0, 2 * self.manager.block_size)
+        num_tokens = self.manager.num_computed_tokens(name) + num_more
+        self.manager.reserve({name: self.rng.choice((0, 0, 0, num_tokens))})
+
     def free(self) -> None:
         name = self.some_name()
         self.manager.free(name)
@@ -134,10 +142,10 @@ class Driver:
     def join(self) -> None:
         name = self.some_name()
         num_computed = self.manager.num_computed_tokens(name)
-        capacity = len(self.manager.block_table(name)) * self.manager.block_size
-        is_known = self.num_known(name) == num_computed > capacity - self.manager.block_size
+        is_known = self.num_known(name) == num_computed
         if name not in self.batch.seq_ids and self.is_settled(name) and is_known:
-            self.batch.join(name)
+            with suppress(InvalidBatch):  # not all of its blocks are begun
+                self.batch.join(name)
 
     def leave(self) -> None:
         if self.batch.seq_ids:

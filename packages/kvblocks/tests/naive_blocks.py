@@ -67,6 +67,7 @@ class Seq:
     committed: int
     priority: int = 0
     generation: int = 0
+    reserved: int = 0  # blocks
     last_step: int = 0
     flights: list[list[int]] = field(default_factory=list)  # step, first position, first copied one
 

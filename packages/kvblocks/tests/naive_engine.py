@@ -334,7 +334,7 @@ class Engine(NaiveBlocks):
         name, seq = self.some_sequence()
         n = self.rng.randint(seq.committed, seq.computed)
         self.manager.truncate(name, n)
-        keep = self.num_blocks_for(n)
+        keep = max(self.num_blocks_for(n), seq.reserved)
         surplus = seq.table[keep:]
         del seq.table[keep:], seq.tokens[n:], seq.nodes[n:]
         self.give_up(surplus[::-1], seq.last_step)
@@ -362,7 +362,7 @@ class Engine(NaiveBlocks):
             seq.media,
             seq.tokens[: seq.num_known],
             seq.nodes[: seq.num_known],
-            list(seq.table),
+            self.table_for_a_fork(seq),
             seq.num_known,
             seq.computed,
             seq.committed,
@@ -372,6 +372,53 @@ class Engine(NaiveBlocks):
         )
         if self.often():
             self.append({name: 1, child: 1})
+
+    def table_for_a_fork(self, seq: Seq) -> list[int]:
+        known = seq.num_known if self.caching else seq.computed
+        return seq.table[: self.num_blocks_for(known)] if seq.reserved else list(seq.table)
+
+    def reserve(self) -> None:
+        lengths = {
+            name: max(0, self.seqs[name].computed + self.rng.randint(-self.size, 3 * self.size))
+            for name in self.rng.sample(list(self.seqs), min(2, len(self.seqs)))
+        }
+        todo = {name: n - self.seqs[name].computed for name, n in lengths.items()}
+        plans = self.plan_naively({name: n for name, n in todo.items() if n > 0})
+        plans |= {name: [] for name, n in todo.items() if n <= 0}
+        grown = {
+            name: max(len(self.seqs[name].table), self.num_blocks_for(n))
+            for name, n in lengths.items()
+        }
+        num_new = {
+            name: len(plans[name]) + grown[name] - len(self.seqs[name].table) for name in grown
+        }
+        kept = {
+            block
+            for name in lengths
+            for i, block in enumerate(self.seqs[name].table)
+            if i not in plans[name]
+        }
+        needed = sum(num_new.values())
+        verdict = self.judge(needed, needed + len(kept | self.pinned), [])
+        assert self.manager.can_reserve(lengths) == verdict
+        if not verdict.is_now:
+            self.expect_refusal(lambda: self.manager.reserve(lengths), verdict)
+            return
+        answer = self.manager.reserve(lengths)
+        launch = self.launches[self.step] if self.is_open else Launch()
+        num_copies = len(launch.copies)
+        assert answer.new_blocks.keys() == {name for name, n in num_new.items() if n}
+        for name, n in lengths.items():
+            seq = self.seqs[name]
+            last_step, flights = seq.last_step, len(seq.flights)
+            self.change_table(launch, seq, plans[name], list(answer.new_blocks.get(name, ())))
+            if not plans[name]:  # no step touches a block that is reserved
+                seq.last_step = last_step
+                del seq.flights[flights:]
+            seq.reserved = self.num_blocks_for(n)
+        assert [tuple(copy) for copy in answer.copies] == launch.copies[num_copies:]
+        if not self.is_open:
+            self.run(launch)
 
     def free(self) -> None:
         name, seq = self.some_sequence()
@@ -507,6 +554,7 @@ class Engine(NaiveBlocks):
                 (self.commit, 14),
                 (self.truncate, 2),
                 (self.fork, 2 if crowd else 6),
+                (self.reserve, 1),
                 (self.free, 9 if crowd else 2),
             ]
         choices, weights = zip(*operations, strict=True)

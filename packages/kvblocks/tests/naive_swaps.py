@@ -118,6 +118,7 @@ class SwappingEngine(PinningEngine):
 
     def leave_device(self, name: int, found: list[int], host_of: dict[int, int]) -> None:
         seq = self.seqs.pop(name)
+        seq.reserved = 0
         num_blocks = self.num_blocks_for(seq.computed)
         used, surplus = seq.table[:num_blocks], seq.table[num_blocks:]
         self.give_up(surplus[::-1], seq.last_step)

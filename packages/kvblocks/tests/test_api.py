@@ -39,6 +39,7 @@ MODULES = (
     "pins",
     "ledger",
     "append",
+    "reservations",
     "prompts",
     "swap",
     "checks",

@@ -34,6 +34,7 @@ QUERIES = {
     "block_table",
     "can_allocate",
     "can_append",
+    "can_reserve",
     "can_swap_in",
     "can_swap_out",
     "check",

@@ -186,6 +186,11 @@ def check_sequences(sequences: Sequences) -> None:
             f"<= capacity {seq.capacity} must hold",
         )
         _require(
+            seq.num_reserved_blocks <= len(seq.block_table),
+            f"sequence {seq_id!r}: {seq.num_reserved_blocks} blocks reserved, "
+            f"{len(seq.block_table)} in the table",
+        )
+        _require(
             seq.num_committed <= seq.num_known,
             f"sequence {seq_id!r}: {seq.num_committed} committed, {seq.num_known} ids known",
         )

@@ -117,11 +117,20 @@ class DecodeBatch:
                 f"sequence {seq_id!r} must have committed, computed and known the same tokens to "
                 f"join a batch, got {lengths[0]}, {lengths[1]} and {lengths[2]}"
             )
-        if sequence.capacity - sequence.num_computed >= self._ledger.block_size:
+        if sequence.capacity - sequence.num_computed >= self._ledger.block_size and not (
+            self._has_reserved_the_rest(sequence)
+        ):
             raise InvalidBatch(
                 f"sequence {seq_id!r} must have computed its whole prompt to join a batch, got "
                 f"{sequence.num_computed} computed positions in blocks for {sequence.capacity}"
             )
+
+    def _has_reserved_the_rest(self, sequence: Sequence) -> bool:
+        """Whether all blocks that are not begun are reserved, and nobody else's."""
+        table = sequence.block_table
+        rest = table[-(-sequence.num_computed // self._ledger.block_size) :]
+        is_own = self._ledger.pool.shared.keys().isdisjoint(rest)
+        return len(table) <= sequence.num_reserved_blocks and is_own
 
     def leave(self, seq_id: SequenceId) -> None:
         """Let a sequence go on by itself; the last row takes its place. O(1).
@@ -135,10 +144,11 @@ class DecodeBatch:
 
     def can_append(self) -> Verdict:
         """Whether `append` would succeed. O(rows that begin a block)."""
-        needed = len(self._starting) + len(self._with_shared_tail())
+        starting = self._taking
+        needed = len(starting) + len(self._with_shared_tail())
         beside = (
             self._ledger.num_beside_pins(row.sequence, len(row.sequence.block_table) + 1)
-            for row in self._starting
+            for row in starting
         )
         return self._ledger.judge(needed, max(beside, default=0))
 
@@ -147,13 +157,15 @@ class DecodeBatch:
 
         O(rows that begin a block), and one pass over the slots in C. `OutOfBlocks`.
         """
-        starting = self._starting
+        starting = self._taking
         needing = sorted([*starting, *self._with_shared_tail()], key=_ROW_ORDER)
         if len(needing) > self._ledger.num_available:
             self._ledger.serve(self.can_append())
         self._last_step = self._ledger.pool.open_step or self._last_step
 
         size, slots = self._ledger.block_size, self._next_slots
+        if len(starting) < len(self._starting):
+            self._begin_reserved_blocks(slots)
         copies: list[BlockCopy] = []
         gained: dict[SequenceId, tuple[int, ...]] = {}
         for row, block in zip(needing, self._ledger.take(len(needing)), strict=True):
@@ -163,7 +175,7 @@ class DecodeBatch:
                 slots[row.index] = block * size
             else:
                 row.sequence.last_step = max(row.sequence.last_step, self._last_step)
-                index = len(row.sequence.block_table) - 1
+                index = self._next_index(row)
                 copies += self._ledger.exchange(
                     row.sequence, row.sequence.block_table, (index,), (block,)
                 )
@@ -268,6 +280,27 @@ class DecodeBatch:
         """The rows that begin a block in the next step."""
         return self._by_phase[self._num_appended % self._ledger.block_size]
 
+    @property
+    def _taking(self) -> dict[_Row, None]:
+        """Those of them that have not reserved the block."""
+        if not self._ledger.has_reservations:
+            return self._starting
+        return {
+            row: None
+            for row in self._starting
+            if len(row.sequence.block_table) == self._next_index(row)
+        }
+
+    def _next_index(self, row: _Row) -> int:
+        """The table index of a row's next position."""
+        return (row.base + self._num_appended - row.joined_at) // self._ledger.block_size
+
+    def _begin_reserved_blocks(self, slots: array[int]) -> None:
+        """Let the rows that begin a block begin that which they have reserved, if so."""
+        for row in self._starting:
+            for block in row.sequence.block_table[self._next_index(row) :][:1]:
+                slots[row.index] = block * self._ledger.block_size
+
     def _with_shared_tail(self) -> list[_Row]:
         """Rows that must copy before they write. Only who has just joined can share a tail."""
         shared = self._ledger.pool.shared
@@ -276,7 +309,7 @@ class DecodeBatch:
         for row in sorted(self._joined, key=_ROW_ORDER) if shared else ():
             if row in self._starting:
                 continue  # it may have no block yet
-            block = row.sequence.block_table[-1]
+            block = row.sequence.block_table[self._next_index(row)]
             if shared.get(block, 1) - given_up[block] > 1:
                 given_up[block] += 1
                 found.append(row)

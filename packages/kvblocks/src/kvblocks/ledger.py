@@ -61,6 +61,7 @@ class Ledger:
         self.sequences: dict[SequenceId, Sequence] = {}
         self.swapped: dict[SequenceId, Swapped] = {}  # those out of the pool
         self.arriving: set[int] = set()  # blocks that swaps or copies of the open step fill
+        self.has_reservations = False  # whether there ever was one
         self.count: Counter[str] = Counter()
         self.peak_held = 0
 

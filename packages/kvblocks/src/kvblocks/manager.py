@@ -19,8 +19,8 @@ import hashlib
 import operator
 from array import array
 from collections import Counter
-from collections.abc import Iterable
-from typing import Self
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
 
 from kvblocks.append import append, judge_append, plan_writes
 from kvblocks.checks import check
@@ -50,6 +50,7 @@ from kvblocks.prompts import (
     read_lookahead,
     read_prompt,
 )
+from kvblocks.reservations import judge_reservation, plan_reservation, reserve
 from kvblocks.results import (
     ALL_SALTS,
     Allocation,
@@ -60,6 +61,7 @@ from kvblocks.results import (
     Forgotten,
     Match,
     PinName,
+    Reservation,
     SequenceId,
     Stats,
     StepPlan,
@@ -179,6 +181,10 @@ class BlockManager:
         """Whether `append` would succeed. A pure query; raises what `append` would for bad input."""
         return judge_append(self._ledger, plan_writes(self._ledger, batch))
 
+    def can_reserve(self, lengths: Mapping[Any, int]) -> Verdict:
+        """Whether `reserve` would succeed. A pure query; raises for bad input."""
+        return judge_reservation(self._ledger, plan_reservation(self._ledger, lengths))
+
     def can_swap_out(self, seq_ids: Iterable[SequenceId]) -> Verdict:
         """Whether `swap_out` would succeed: of host blocks. A pure query; raises for bad input."""
         return judge_swap_out(self._ledger, read_leaving(self._ledger, seq_ids))
@@ -283,6 +289,26 @@ class BlockManager:
         """
         return append(self._ledger, batch)
 
+    def reserve(self, lengths: Mapping[Any, int]) -> Reservation:
+        """See to it that sequences have blocks for so many positions each, all or nothing.
+
+        Until then `append` and decode batches need no block for them, and `truncate` keeps them.
+        A block that others hold and that would be written is exchanged now: the answer says what
+        to copy, as a plan would. A smaller number than before keeps less from the next `truncate`
+        on, 0 nothing. A fork does not share what is reserved; who is swapped out, or freed, gives
+        it up. A decode batch goes on without a sequence that gets blocks. O(blocks).
+        `UnknownSequence`, `InvalidLength`, `OutOfBlocks`; `InvalidConfig` where there are windows.
+
+        >>> manager = BlockManager(num_blocks=7, block_size=4)
+        >>> manager.allocate("a", range(16)).num_new_blocks
+        4
+        >>> manager.reserve({"a": 20}).new_blocks
+        {'a': (4,)}
+        >>> print(manager.can_allocate(range(100, 112)))  # two would wait for each other later
+        blocks needed: 3, available: 2; 1 short until sequences are freed
+        """
+        return reserve(self._ledger, plan_reservation(self._ledger, lengths))
+
     def commit(
         self, seq_id: SequenceId, num_tokens: int, token_ids: Iterable[int] = ()
     ) -> tuple[BlockMerge, ...]:
@@ -351,9 +377,10 @@ class BlockManager:
         if full and self._ledger.pool.shared.keys().isdisjoint(full):
             parent.run = self._ledger.runs.set_apart(parent.run, full)
             parent.num_run_blocks = num_full
-        self._ledger.sequences[child_id] = parent.fork()
+        child = parent.fork()
+        self._ledger.sequences[child_id] = child
         self._ledger.runs.add_holder(parent.run)
-        self._ledger.pool.share(parent.loose_blocks)
+        self._ledger.pool.share(child.loose_blocks)
         for table in parent.windows:
             self._ledger.pool.share(table.held)
         self._ledger.count["forks"] += 1

@@ -103,6 +103,11 @@ class Pins:
         """How many of these window blocks are pinned."""
         return sum(block in self.companions for block in blocks)
 
+    @property
+    def blocks(self) -> set[int]:
+        """The blocks that are pinned."""
+        return {block for run in self._pinned_runs() for block in run.blocks}
+
     def state(self) -> list[tuple[object, ...]]:
         """All that matters from now on, for comparison."""
         return [(name, key, self._runs.path_tokens(run)) for name, (key, run) in self.held.items()]

@@ -37,6 +37,7 @@ from kvblocks.results import (
     Forgotten,
     Match,
     PinName,
+    Reservation,
     SequenceId,
     StepPlan,
 )
@@ -132,6 +133,12 @@ class RecordingBlockManager(BlockManager):
         rows = [[seq_id, _as_json(entry)] for seq_id, entry in given.items()]
         self._record("append", {"batch": rows})
         return super().append(given)
+
+    def reserve(self, lengths: Mapping[Any, int]) -> Reservation:
+        """See `BlockManager.reserve`."""
+        given = {seq_id: operator.index(length) for seq_id, length in lengths.items()}
+        self._record("reserve", {"lengths": [[seq_id, n] for seq_id, n in given.items()]})
+        return super().reserve(given)
 
     def commit(
         self, seq_id: SequenceId, num_tokens: int, token_ids: Iterable[int] = ()

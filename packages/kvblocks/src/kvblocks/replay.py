@@ -192,6 +192,7 @@ _Operation = Callable[[Replay, Mapping[str, Any]], Any]
 _OPERATIONS: dict[str, _Operation] = {
     "allocate": lambda r, a: r.manager.allocate(_id(a["seq"]), a["tokens"], **_options(a)),
     "append": lambda r, a: r.manager.append({_id(seq): entry for seq, entry in a["batch"]}),
+    "reserve": lambda r, a: r.manager.reserve({_id(seq): n for seq, n in a["lengths"]}),
     "commit": lambda r, a: r.manager.commit(_id(a["seq"]), a["num_tokens"], a["tokens"]),
     "truncate": lambda r, a: r.manager.truncate(_id(a["seq"]), a["num_tokens"]),
     "fork": lambda r, a: r.manager.fork(_id(a["seq"]), _id(a["child"])),

@@ -122,6 +122,13 @@ class Allocation(NamedTuple):
         return tuple(self.block_table)
 
 
+class Reservation(NamedTuple):
+    """What `reserve` took: copies to carry out as those of a plan, and the blocks that are new."""
+
+    copies: tuple[BlockCopy, ...]
+    new_blocks: Mapping[SequenceId, tuple[int, ...]]  # those that replace shared ones first
+
+
 class AllSalts(Enum):
     """What stands for every salt, and for none."""
 

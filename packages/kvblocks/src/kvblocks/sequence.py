@@ -87,6 +87,7 @@ class Sequence:
     num_computed: int
     priority: int = 0
     last_step: int = 0
+    num_reserved_blocks: int = 0  # how many the table keeps whatever is truncated
     batch: Rows | None = None
     windows: tuple[WindowTable, ...] = ()
 
@@ -126,8 +127,9 @@ class Sequence:
         last_step = self.last_step if self.last_step > completed_step else 0
         lengths = (self.first_id, self.num_committed, self.num_computed, self.num_run_blocks)
         windows = tuple(table.blocks for table in self.windows)
+        kept = (self.priority, self.num_reserved_blocks)
         return (
-            (self.keys, self.block_table, self.token_ids, lengths, self.priority, last_step),
+            (self.keys, self.block_table, self.token_ids, lengths, kept, last_step),
             windows,
         )
 
@@ -198,8 +200,11 @@ class Sequence:
         return Span(table[start // size : stop], start % size, num_tokens)
 
     def truncate(self, num_tokens: int) -> array[int]:
-        """Forget positions from `num_tokens` on; returns the blocks that only they needed."""
-        keep = -(-num_tokens // self.block_size)
+        """Forget positions from `num_tokens` on; returns the blocks that only they needed.
+
+        What is reserved is kept.
+        """
+        keep = max(-(-num_tokens // self.block_size), self.num_reserved_blocks)
         surplus = array("i")
         for table in (self.block_table, *(table.blocks for table in self.windows)):
             surplus += table[keep:]
@@ -212,7 +217,13 @@ class Sequence:
         return surplus
 
     def fork(self) -> Sequence:
-        """A sequence with the same tokens, lengths and blocks. The caller notes the new holder."""
+        """A sequence with the same tokens, lengths and blocks, but for those that are reserved.
+
+        The caller notes the new holder.
+        """
+        table = self.block_table[:]
+        if self.num_reserved_blocks:
+            del table[-(-self.num_known // self.block_size) :]
         child = Sequence(  # dataclasses.replace takes twice as long
             self.block_size,
             self.namespace,
@@ -220,7 +231,7 @@ class Sequence:
             self.keys,
             self.run,
             self.num_run_blocks,
-            self.block_table[:],
+            table,
             self.keeps_ids,
             self.token_ids[:],
             self.first_id,

@@ -196,6 +196,7 @@ def _give_up_device_blocks(ledger: Ledger, leaving: Leaving, step: int) -> None:
     ledger.runs.release(sequence.run, step)
     sequence.run, sequence.num_run_blocks = leaving.base, 0
     sequence.block_table = array("i")
+    sequence.num_reserved_blocks = 0
 
 
 def _find_on_device(ledger: Ledger, sequence: Sequence) -> Found:
