@@ -29,6 +29,7 @@ MODULES = (
     "model_config",
     "contiguous",
     "hashing",
+    "events",
     "policies",
     "pool",
     "runs",

@@ -48,6 +48,7 @@ QUERIES = {
     "snapshot",
     "state_digest",
     "stats",
+    "take_events",
     "usage",
 }
 PROGRAM = "from tests.test_replay import random_log; print(random_log(1, 2000), end='')"

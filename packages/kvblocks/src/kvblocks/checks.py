@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from kvblocks.errors import InvariantViolation
-from kvblocks.hashing import TOKEN_BYTES
+from kvblocks.events import AllBlocksCleared, BlockStored, EventLog
+from kvblocks.hashing import NAMESPACE_BYTES, TOKEN_BYTES, Digest, chain_packed
 from kvblocks.host import HostBlocks, Swapped, contents_of
 from kvblocks.ledger import Ledger
 from kvblocks.pool import BlockPool
@@ -42,6 +43,9 @@ def check(ledger: Ledger) -> None:
     check_swapped(ledger.swapped)
     check_host(ledger.host, ledger.swapped)
     check_windows(ledger, sequences)
+    if ledger.log:
+        check_keys(runs, everyone, ledger.block_size, ledger.digest)
+        check_events(runs, ledger.log)
     _require(
         len(pinned) == ledger.pins.num_blocks <= ledger.pins.max_blocks,
         f"{len(pinned)} blocks are pinned, {ledger.pins.num_blocks} counted, of at most "
@@ -296,3 +300,49 @@ def check_windows(ledger: Ledger, sequences: Sequences) -> None:
                     full == list(table.blocks[start : seq.num_run_blocks]),
                     f"sequence {seq_id!r}: companions {full} must be in its table",
                 )
+
+
+def check_keys(runs: RunTree, sequences: Sequences, block_size: int, digest: Digest) -> None:
+    """The keys of a run are the chain of its tokens, from the key before them on.
+
+    Before a first run stands the root of a namespace, which only sequences know in full.
+    """
+    roots = {seq.namespace.key: seq.namespace.root for seq in sequences.values()}
+    width = TOKEN_BYTES * block_size
+    for run in runs:
+        parent, keys, start = run.parent, run.hashes, 0
+        assert parent is not None, "only the root has none"
+        media = run.key[NAMESPACE_BYTES if parent is runs.root else 0 : -width]
+        root = parent.hashes[-1] if parent.hashes else roots.get(run.key[:NAMESPACE_BYTES])
+        if root is None:
+            root, media, start = keys[0], b"", 1
+        chain = chain_packed(
+            root,
+            bytes(run.tokens[start * width :]),
+            block_size,
+            {0: media} if media else {},
+            digest,
+        )
+        _require(
+            keys[start:] == chain and len(keys) == len(run.blocks),
+            f"the {len(keys)} keys of a run of {len(run.blocks)} blocks must be those of its tokens",
+        )
+
+
+def check_events(runs: RunTree, log: EventLog) -> None:
+    """The events so far have made as many keys findable as there are, and those that wait, these."""
+    keys = Counter(key for run in runs for key in run.hashes)
+    _require(
+        keys.total() == log.num_live,
+        f"{keys.total()} keys can be found, {log.num_live} by the events",
+    )
+    for event in reversed(log.waiting):  # back to what there was before them
+        if isinstance(event, AllBlocksCleared):
+            _require(not keys, f"{keys.total()} keys came before all were cleared")
+            return
+        named = Counter(event.block_hashes)
+        if isinstance(event, BlockStored):
+            _require(named <= keys, "what an event stored must be there or removed by another")
+            keys -= named
+        else:
+            keys += named

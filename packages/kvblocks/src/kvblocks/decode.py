@@ -202,12 +202,13 @@ class DecodeBatch:
             raise InvalidTokens(
                 f"commit needs one token id for each of the {len(rows)} rows, got {len(packed)}"
             )
+        hashes = self._hash_full_blocks(rows, packed) if self._ledger.log else {}
         self._pending.popleft()
         self._num_committed += 1
         if not keeps_ids:
             return {}
         self._keep(rows, packed)
-        return self._publish_full_blocks()
+        return self._publish_full_blocks(hashes)
 
     def _keep(self, rows: list[_Row], packed: array[int]) -> None:
         """Keep the tokens of a step just committed until somebody asks for those of a row."""
@@ -235,7 +236,21 @@ class DecodeBatch:
             row.sequence.token_ids.extend([step[index] for step in self._columns[-num_new:]])
             row.num_kept = self._num_committed
 
-    def _publish_full_blocks(self) -> dict[SequenceId, tuple[BlockMerge, ...]]:
+    def _hash_full_blocks(self, rows: list[_Row], packed: array[int]) -> dict[_Row, list[bytes]]:
+        """The keys of the blocks that the next commit fills. Changes nothing: a digest may raise."""
+        num_committed = self._num_committed + 1
+        full = self._by_phase[num_committed % self._ledger.block_size]
+        hashes = {}
+        for row, token in zip(rows, packed, strict=True):
+            if row in full and num_committed > row.joined_at:
+                self._hand_over(row)
+                num_tokens = row.base + num_committed - row.joined_at
+                hashes[row] = self._ledger.hash_news(row.sequence, num_tokens, array("I", (token,)))
+        return hashes
+
+    def _publish_full_blocks(
+        self, hashes: dict[_Row, list[bytes]]
+    ) -> dict[SequenceId, tuple[BlockMerge, ...]]:
         """Publish the blocks that the step just committed has filled."""
         size = self._ledger.block_size
         merges: dict[SequenceId, tuple[BlockMerge, ...]] = {}
@@ -244,7 +259,7 @@ class DecodeBatch:
             if num_tokens > 0:
                 self._hand_over(row)
                 sequence.num_committed = row.base + num_tokens
-                if merged := self._ledger.publish(sequence):
+                if merged := self._ledger.publish(sequence, hashes.get(row, [])):
                     merges[row.seq_id] = merged
         return merges
 

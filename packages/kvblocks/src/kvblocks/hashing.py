@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 from kvblocks.errors import InvalidNamespace, InvalidTokens
 
 TOKEN_BYTES = 4
+NAMESPACE_BYTES = 64  # of a namespace's key: the digests of a salt and of an adapter
 _ROOT = b"kvblocks.root.1"
 _NO_MEDIA: Mapping[int, bytes] = MappingProxyType({})
 
@@ -49,6 +50,8 @@ class Namespace(NamedTuple):
 
     key: bytes
     root: bytes
+    salt: str | None
+    adapter: Adapter | None
 
 
 def sha256_digest(data: bytes) -> bytes:
@@ -172,6 +175,21 @@ def chain_hashes(
     return hashes
 
 
+def chain_packed(
+    root: bytes, tokens: bytes, block_size: int, media: Mapping[int, bytes], digest: Digest
+) -> list[bytes]:
+    """What `chain_hashes` says of packed blocks, as fast as it can be said."""
+    width = block_size * TOKEN_BYTES
+    if media or digest is not sha256_digest or sys.byteorder == "big":
+        blocks = split_blocks(tokens, block_size, len(tokens) // width)
+        return chain_hashes(root, blocks, media, digest)
+    # With events on, this is most of what a prompt costs: no call of ours for each block.
+    return [
+        root := sha256(root + tokens[at : at + width]).digest()
+        for at in range(0, len(tokens), width)
+    ]
+
+
 @lru_cache(maxsize=1024, typed=True)
 def _namespace(salt: str | None, adapter: str | int | None, generation: int) -> Namespace:
     """Type, name and generation: 1, "1" and a second loading of "1" are three adapters."""
@@ -183,7 +201,8 @@ def _namespace(salt: str | None, adapter: str | int | None, generation: int) -> 
         name = _part(tag, str(adapter).encode("utf-8", "surrogatepass"))
         parts[1] = name + _part(b"adapter.generation", b"%d" % generation)
     root = sha256(_ROOT + b"".join(parts)).digest()
-    return Namespace(b"".join(sha256(part).digest() for part in parts), root)
+    key = b"".join(sha256(part).digest() for part in parts)
+    return Namespace(key, root, salt, None if adapter is None else Adapter(adapter, generation))
 
 
 def _part(tag: bytes, value: bytes) -> bytes:

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from kvblocks.errors import InvalidSwap, OutOfBlocks, SequenceExists, UnknownSequence
-from kvblocks.hashing import TOKEN_BYTES
+from kvblocks.events import EventLog
+from kvblocks.hashing import TOKEN_BYTES, Digest, chain_packed, media_keys
 from kvblocks.host import HostBlocks, Swapped
 from kvblocks.pins import Pins
 from kvblocks.policies import Policy
@@ -48,13 +49,17 @@ class Ledger:
         max_pinned: int,
         num_host_blocks: int,
         windows: tuple[int, ...],
+        digest: Digest,
+        log: EventLog | None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self.partial_reuse = partial_reuse
         self.pool = BlockPool(num_blocks)
-        self.runs = RunTree(self.pool, block_size, policy)
+        self.digest = digest
+        self.log = log
+        self.runs = RunTree(self.pool, block_size, policy, log)
         self.windows = Windows(self.pool, self.runs, block_size, windows)
         self.pins = Pins(self.runs, self.windows, max_pinned)
         self.host = HostBlocks(num_host_blocks)
@@ -217,30 +222,78 @@ class Ledger:
         self.count["copies"] += len(copies)
         return copies
 
-    def publish(self, sequence: Sequence) -> tuple[BlockMerge, ...]:
-        """Make blocks findable that became full; exchange those whose content is here already."""
+    def hash_news(self, sequence: Sequence, num_tokens: int, news: array[int]) -> list[bytes]:
+        """The keys of the blocks that a commit of `num_tokens` makes full; `news` are ids it brings.
+
+        No keys if nobody could find the blocks. Changes nothing: a digest may raise.
+        """
+        start, size = sequence.num_run_blocks, self.block_size
+        num_ids = (num_tokens // size - start) * size
+        if num_ids <= 0 or not sequence.run.is_kept:
+            return []
+        tokens = sequence.token_ids[:num_ids]
+        tokens += news[: num_ids - len(tokens)]
+        media = {}
+        if sequence.media:
+            keys = media_keys(sequence.media, size)
+            media = {index - start: key for index, key in keys.items() if index >= start}
+        before = sequence.run.hashes
+        root = before[-1] if before else sequence.namespace.root
+        return chain_packed(root, tokens.tobytes(), size, media, self.digest)
+
+    def publish(self, sequence: Sequence, hashes: list[bytes]) -> tuple[BlockMerge, ...]:
+        """Make blocks findable that became full; exchange those whose content is here already.
+
+        `hashes` are what `hash_news` said of them before anything changed.
+        """
         num_full = sequence.num_committed // self.block_size
         start = sequence.num_run_blocks
         num_tokens = num_full * self.block_size - sequence.first_id
         tokens = sequence.token_ids[:num_tokens].tobytes()
         del sequence.token_ids[:num_tokens]
         sequence.first_id += num_tokens
+        parent = sequence.run.hashes[-1:] if hashes else []
+        merges: tuple[BlockMerge, ...] = ()
         if start and len(sequence.keys) == 1 and self.runs.can_grow(sequence.run):
-            self.runs.grow(sequence.run, tokens, sequence.block_table[start:num_full])
+            self.runs.grow(sequence.run, tokens, sequence.block_table[start:num_full], hashes)
             sequence.num_run_blocks = num_full
-            return tuple(self.windows.publish(sequence, start)) if sequence.windows else ()
-        width = self.block_size * TOKEN_BYTES
+            num_known = 0
+        else:
+            merges, num_known = self._publish_stretches(sequence, tokens, hashes)
+        if sequence.windows:
+            merges = (*merges, *self.windows.publish(sequence, start))
+        if num_known < len(hashes) and self.log:
+            # What was here already comes first.
+            self.log.stored(
+                sequence.namespace,
+                sequence.media,
+                start + num_known,
+                (parent + hashes[:num_known])[-1:],
+                hashes=hashes[num_known:],
+                tokens=tokens[num_known * self.block_size * TOKEN_BYTES :],
+            )
+        return merges
+
+    def _publish_stretches(
+        self, sequence: Sequence, tokens: bytes, hashes: list[bytes]
+    ) -> tuple[tuple[BlockMerge, ...], int]:
+        """Publish what follows a path, in stretches that something may stand before.
+
+        Returns the blocks that were exchanged, and how many were here already.
+        """
+        start, width = sequence.num_run_blocks, self.block_size * TOKEN_BYTES
+        num_known = 0
         merges: list[BlockMerge] = []
         for stretch in cut_stretches(tokens, start, sequence.keys, width):
-            stop = sequence.num_run_blocks + len(stretch.tokens) // width
-            blocks = sequence.block_table[sequence.num_run_blocks : stop]
-            published = self.runs.publish(sequence.run, stretch, blocks, sequence.priority)
+            first = sequence.num_run_blocks
+            stop = first + len(stretch.tokens) // width
+            blocks, keys = sequence.block_table[first:stop], hashes[first - start : stop - start]
+            published = self.runs.publish(sequence.run, stretch, blocks, sequence.priority, keys)
             if published.blocks:
                 merges += self._merge(sequence, published.blocks)
+                num_known += len(published.blocks)
             sequence.run, sequence.num_run_blocks = published.run, stop
-        if sequence.windows:
-            merges += self.windows.publish(sequence, start)
-        return tuple(merges)
+        return tuple(merges), num_known
 
     def _merge(self, sequence: Sequence, adopted: array[int]) -> list[BlockMerge]:
         """Exchange the first unpublished blocks of a sequence for those of equal content."""

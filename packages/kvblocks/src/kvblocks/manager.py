@@ -26,6 +26,7 @@ from kvblocks.append import append, judge_append, plan_writes
 from kvblocks.checks import check
 from kvblocks.decode import DecodeBatch
 from kvblocks.errors import InvalidBatch, InvalidConfig, InvalidLength, UnknownBlock
+from kvblocks.events import Event, EventLog
 from kvblocks.hashing import (
     Adapter,
     Digest,
@@ -110,6 +111,7 @@ class BlockManager:
         num_host_blocks: int = 0,
         windows: Iterable[int] = (),
         digest: Digest = sha256_digest,
+        events: bool = False,
     ) -> None:
         self.num_blocks = operator.index(num_blocks)
         self.block_size = operator.index(block_size)
@@ -124,13 +126,16 @@ class BlockManager:
             raise InvalidConfig(f"num_host_blocks must not be negative, got {num_host_blocks}")
         if partial_reuse and not prefix_caching:
             raise InvalidConfig("partial_reuse needs prefix_caching")
+        if events and not prefix_caching:
+            raise InvalidConfig("events need prefix_caching")
         self.windows = read_windows(windows)
         if partial_reuse and self.windows:
             raise InvalidConfig(f"partial_reuse needs no windows, got {self.windows}")
         if num_host_blocks and self.windows:
             raise InvalidConfig(f"num_host_blocks needs no windows, got {self.windows}")
+        if events and self.windows:
+            raise InvalidConfig(f"events need no windows, got {self.windows}")
         self.policy = policy
-        self._digest = digest
         self._ledger = Ledger(
             self.num_blocks,
             self.block_size,
@@ -140,6 +145,8 @@ class BlockManager:
             max_pinned=max_pinned_blocks(pin_limit, self.num_blocks),
             num_host_blocks=self.num_host_blocks,
             windows=self.windows,
+            digest=digest,
+            log=EventLog(self.block_size) if events else None,
         )
 
     # ── what is there ────────────────────────────────────────────────────────────────────────
@@ -240,7 +247,7 @@ class BlockManager:
         tokens = self._ledger.runs.path_tokens(sequence.run) + sequence.token_ids.tobytes()
         blocks = split_blocks(tokens, self.block_size, num_full)
         media = media_keys(sequence.media, self.block_size)
-        return tuple(chain_hashes(sequence.namespace.root, blocks, media, self._digest))
+        return tuple(chain_hashes(sequence.namespace.root, blocks, media, self._ledger.digest))
 
     def usage(self) -> Usage:
         """What the held blocks hold, shared blocks counted once. O(blocks in all tables)."""
@@ -329,13 +336,16 @@ class BlockManager:
             )
         if sequence.keeps_ids:
             sequence.check_ids(num_tokens, packed)
+        hashes: list[bytes] = []
+        if self._ledger.log:
+            hashes = self._ledger.hash_news(sequence, num_tokens, packed)
         self._ledger.leave_batch(sequence)
         sequence.num_committed = num_tokens
         if sequence.keeps_ids:
             sequence.token_ids.extend(packed)
         merges: tuple[BlockMerge, ...] = ()
         if sequence.keeps_ids and sequence.num_unpublished >= self.block_size:
-            merges = self._ledger.publish(sequence)
+            merges = self._ledger.publish(sequence, hashes)
         if sequence.windows:
             self._ledger.windows.slide(sequence)
         return merges
@@ -496,6 +506,24 @@ class BlockManager:
         """
         return self._ledger.forget(b"" if isinstance(salt, AllSalts) else salt_key(salt))
 
+    def take_events(self) -> list[Event]:
+        """What became findable and what no longer is, since this was asked last, in order.
+
+        `kvblocks.events` has the types. They wait until they are taken, and need the more memory the
+        longer they do. O(1). `InvalidConfig` without `events=True`.
+
+        >>> manager = BlockManager(num_blocks=8, block_size=2, events=True)
+        >>> _ = manager.allocate("a", [1, 2, 3, 4, 5]), manager.append({"a": 5})
+        >>> _ = manager.commit("a", 5), manager.reset_prefix_cache()
+        >>> stored, cleared = manager.take_events()
+        >>> stored.token_ids, stored.block_hashes == manager.block_hashes("a"), cleared
+        ((1, 2, 3, 4), True, AllBlocksCleared())
+        """
+        log = self._ledger.log
+        if log is None:
+            raise InvalidConfig("take_events needs a manager that was made with events=True")
+        return log.take()
+
     # ── steps in flight ──────────────────────────────────────────────────────────────────────
 
     def begin_step(self) -> int:
@@ -526,7 +554,7 @@ class BlockManager:
         """
         from kvblocks.snapshots import dump_state  # noqa: PLC0415 -- few need pickle and json
 
-        return dump_state(vars(self), self._ledger, self.policy, self._digest)
+        return dump_state(vars(self), self._ledger, self.policy, self._ledger.digest)
 
     @classmethod
     def restore(cls, snapshot: bytes, *, digest: Digest = sha256_digest) -> Self:

@@ -267,3 +267,8 @@ class Stats:
     num_queried_tokens: int
     num_cached_tokens: int
     num_refusals: int
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of all prompts' tokens that were found; 0 before the first prompt."""
+        return self.num_cached_tokens / self.num_queried_tokens if self.num_queried_tokens else 0.0

@@ -25,6 +25,7 @@ class Run:
         "children",
         "created",
         "fence",
+        "hashes",
         "holders",
         "is_kept",
         "key",
@@ -49,6 +50,7 @@ class Run:
         self.key = key  # its name among its parent's children: its first block's tokens
         self.tokens = tokens  # packed, all its blocks'
         self.blocks = blocks
+        self.hashes: list[bytes] = []  # its blocks' keys, if anybody asks and it can be found
         self.parent = parent
         self.children: dict[bytes, Run] = {}
         self.holders = 0  # sequences whose path ends here, and children that are held

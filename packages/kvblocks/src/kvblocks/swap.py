@@ -125,6 +125,10 @@ def swap_in(ledger: Ledger, returning: dict[SequenceId, Swapped]) -> tuple[Block
     """Give sequences device blocks again, all or nothing; see `BlockManager.swap_in`."""
     verdict, moving = _plan_in(ledger, returning.values())
     ledger.serve(verdict)
+    hashes = {
+        seq_id: ledger.hash_news(sequence, sequence.num_committed, array("I"))
+        for seq_id, (sequence, _) in (returning.items() if ledger.log else ())
+    }
     # Before anything is evicted: what is found must stay.
     for swapped in returning.values():
         _hold_found(ledger, swapped.sequence)
@@ -139,7 +143,7 @@ def swap_in(ledger: Ledger, returning: dict[SequenceId, Swapped]) -> tuple[Block
         del ledger.swapped[seq_id]
         ledger.sequences[seq_id] = sequence
         if sequence.keeps_ids and sequence.num_unpublished >= ledger.block_size:
-            ledger.publish(sequence)
+            ledger.publish(sequence, hashes.get(seq_id, [])[sequence.num_run_blocks :])
         loose = sequence.loose_blocks
         ledger.pool.share(begun.intersection(loose))
         begun.update(loose)

@@ -20,8 +20,8 @@ holds it keeps it, and it goes when nobody does.
 A sequence holds the deepest run of its path; a run that is held holds its parent. So no run outlives
 its parent, and eviction takes leaves only, in the order of a policy, a tail before its head.
 
-Knows tokens, runs and their order of eviction. Does not know sequences, or anything of blocks that
-are not full and committed.
+Knows tokens, runs and their order of eviction, and says what leaves. Does not know sequences, or
+anything of blocks that are not full and committed.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
+from kvblocks.events import EventLog
 from kvblocks.hashing import TOKEN_BYTES, num_common_tokens
 from kvblocks.policies import Policy
 from kvblocks.pool import BlockPool
@@ -43,13 +44,16 @@ _MAX_SIBLINGS = 32
 class RunTree:
     """The runs of one pool."""
 
-    def __init__(self, pool: BlockPool, block_size: int, policy: Policy) -> None:
+    def __init__(
+        self, pool: BlockPool, block_size: int, policy: Policy, log: EventLog | None
+    ) -> None:
         self._pool = pool
+        self._log = log
         self._width = block_size * TOKEN_BYTES
         self._num_runs = 0
-        self._clock = 0
+        self._clock = 0  # how often a path was given up
         self.queue = LeafQueue(policy)
-        self.root = self._make_run(b"", bytearray(), array("i"), None)
+        self.root = self._make_run(b"", bytearray(), array("i"), None, [])
         self.root.holders = 1  # for good
         # Blocks that can be found and that nobody holds: of runs, and what windows keep beside them.
         self.num_cached = 0
@@ -188,14 +192,17 @@ class RunTree:
             run = parent
             run.holders -= 1
 
-    def publish(self, run: Run, stretch: Stretch, blocks: array[int], priority: int) -> Published:
+    def publish(
+        self, run: Run, stretch: Stretch, blocks: array[int], priority: int, hashes: list[bytes]
+    ) -> Published:
         """Make blocks findable after `run`, for a sequence whose path ends there.
 
-        They join `run`, and its record of use, if the sequence holds it alone and nothing follows
-        it: O(1), since nobody's content can be found there.
+        `hashes` are their keys, or none if nobody asks for keys. They join `run`, and its record of
+        use, if the sequence holds it alone and nothing follows it: O(1), since nobody's content can
+        be found there.
         """
         if self.can_grow(run) and not stretch.key:
-            self.grow(run, stretch.tokens, blocks)
+            self.grow(run, stretch.tokens, blocks, hashes)
             return Published(run, _NOTHING)
         found = self._find_below(run, stretch)
         num_known = len(found.blocks)
@@ -204,12 +211,13 @@ class RunTree:
             run.holders -= 1  # the sequence holds it through the run below it now
             run = below
             stretch = Stretch(b"", stretch.tokens[num_known * self._width :])
+            hashes = hashes[num_known:]
         if num_known < len(blocks):
             blocks = blocks[num_known:]
             if self.can_grow(run) and not stretch.key:
-                self.grow(run, stretch.tokens, blocks)
+                self.grow(run, stretch.tokens, blocks, hashes)
             else:
-                run = self._begin_run(run, stretch, blocks)
+                run = self._begin_run(run, stretch, blocks, hashes)
                 run.priority = priority
         return Published(run, found.blocks)
 
@@ -222,14 +230,15 @@ class RunTree:
         is_alone = run.holders == 1 and not run.children
         return is_alone and run.last_step <= self._pool.completed_step
 
-    def grow(self, run: Run, tokens: bytes, blocks: array[int]) -> None:
+    def grow(self, run: Run, tokens: bytes, blocks: array[int], hashes: list[bytes]) -> None:
         """Let blocks join the run of their only holder. O(1)."""
         run.tokens += tokens
         run.blocks += blocks
+        run.hashes += hashes
 
     def set_apart(self, run: Run, blocks: array[int]) -> Run:
         """Let a sequence whose path ends at `run` hold blocks as a run that cannot be found."""
-        below = self._make_run(b"", bytearray(), blocks, run)
+        below = self._make_run(b"", bytearray(), blocks, run, [])
         below.is_kept = False
         below.holders = 1  # the sequence; its hold on `run` is the new run's now
         return below
@@ -239,10 +248,12 @@ class RunTree:
         self.add_holder(run)
         self.root.holders -= 1
 
-    def _begin_run(self, run: Run, stretch: Stretch, blocks: array[int]) -> Run:
+    def _begin_run(
+        self, run: Run, stretch: Stretch, blocks: array[int], hashes: list[bytes]
+    ) -> Run:
         """Begin a run below another, for a sequence whose path ends there."""
         key = stretch.key + stretch.tokens[: self._width]
-        below = self._make_run(key, bytearray(stretch.tokens), blocks, run)
+        below = self._make_run(key, bytearray(stretch.tokens), blocks, run, hashes)
         below.holders = 1  # the sequence; its hold on `run` is the new run's now
         run.children[key] = below
         return below
@@ -251,7 +262,8 @@ class RunTree:
         """Cut a run in two and return the upper part; who holds the run holds both."""
         cut = num_blocks * self._width
         parent = parent_of(run)
-        upper = self._make_run(run.key, run.tokens[:cut], run.blocks[:num_blocks], parent)
+        tokens, blocks, hashes = run.tokens[:cut], run.blocks[:num_blocks], run.hashes[:num_blocks]
+        upper = self._make_run(run.key, tokens, blocks, parent, hashes)
         upper.holders = 1 if run.holders else 0
         upper.last_step, upper.fence = run.last_step, run.fence
         upper.last_used, upper.created = run.last_used, run.created
@@ -261,14 +273,23 @@ class RunTree:
         parent.children[run.key] = upper
         run.key = bytes(run.tokens[cut : cut + self._width])
         run.tokens, run.blocks, run.parent = run.tokens[cut:], run.blocks[num_blocks:], upper
+        run.hashes = run.hashes[num_blocks:]
         upper.children[run.key] = run
         return upper
 
     def _make_run(
-        self, key: bytes, tokens: bytearray, blocks: array[int], parent: Run | None
+        self,
+        key: bytes,
+        tokens: bytearray,
+        blocks: array[int],
+        parent: Run | None,
+        hashes: list[bytes],
     ) -> Run:
         self._num_runs += 1
-        return Run(key, tokens, blocks, parent, self._num_runs)
+        run = Run(key, tokens, blocks, parent, self._num_runs)
+        if hashes:
+            run.hashes = hashes
+        return run
 
     # ── resting and eviction ─────────────────────────────────────────────────────────────────
 
@@ -286,10 +307,14 @@ class RunTree:
         O(runs that are cut, and the log of the number of leaves for each).
         """
         taken = array("i")
+        gone: list[bytes] = []
         while len(taken) < num_blocks:
-            taken += self._cut(self.queue.pop(), num_blocks - len(taken))
+            run = self.queue.pop()
+            taken += self._cut(run, num_blocks - len(taken), gone)
         self.num_evicted += num_blocks
         self.num_cached -= num_blocks
+        if gone and self._log:
+            self._log.removed(gone)
         return taken
 
     def forget(self, key: bytes) -> tuple[Run, Forgotten]:
@@ -307,11 +332,14 @@ class RunTree:
             if run.holders:
                 self.move_holder(apart)
         num_free = num_fenced = num_held = 0
+        gone: list[bytes] = []
         stack = list(apart.children.values())
         while stack:
             run = stack.pop()
             stack.extend(run.children.values())
             run.is_kept = False
+            gone += run.hashes
+            run.hashes = []
             if run.holders:
                 num_held += len(run.blocks)
                 continue
@@ -322,6 +350,10 @@ class RunTree:
             del parent_of(run).children[run.key]
             self._pool.give_back(run.blocks, fence)
         self.queue.drop_forgotten()
+        if self._log and not key:
+            self._log.cleared()
+        elif self._log and gone:
+            self._log.removed(reversed(gone))
         return apart, Forgotten(num_free, num_fenced, num_held)
 
     def reused(self, run: Run, num_blocks: int) -> tuple[int, dict[int, int]]:
@@ -399,11 +431,14 @@ class RunTree:
         if not run.children:
             self.queue.push(run)
 
-    def _cut(self, run: Run, num_blocks: int) -> array[int]:
-        """Take up to `num_blocks` blocks from a cached leaf, its tail first."""
+    def _cut(self, run: Run, num_blocks: int, gone: list[bytes]) -> array[int]:
+        """Take up to `num_blocks` blocks from a cached leaf, its tail first; likewise their keys."""
         keep = max(0, len(run.blocks) - num_blocks)
         cut = run.blocks[keep:]
         cut.reverse()
+        if run.hashes:
+            gone += run.hashes[keep:][::-1]
+            del run.hashes[keep:]
         if keep:
             del run.blocks[keep:], run.tokens[keep * self._width :]
             self.queue.push(run)
