@@ -3,6 +3,7 @@
 from kvkernels._version import __version__
 from kvkernels.attention import paged_attention
 from kvkernels.cache import copy_blocks, write_kv
+from kvkernels.cpu.threads import get_num_threads, set_num_threads
 from kvkernels.errors import (
     ArgumentError,
     ArrayError,
@@ -22,7 +23,9 @@ __all__ = [
     "ShapeError",
     "__version__",
     "copy_blocks",
+    "get_num_threads",
     "paged_attention",
     "paged_attention_reference",
+    "set_num_threads",
     "write_kv",
 ]

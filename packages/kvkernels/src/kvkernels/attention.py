@@ -13,7 +13,6 @@ from kvkernels.arrays import (
     FLOAT32,
     INT32,
     Array,
-    flatten,
     require,
     require_caches,
     require_writable,
@@ -73,7 +72,8 @@ def paged_attention(
         ArrayError, DtypeError, ShapeError, ArgumentError, PoolIndexError: before anything is
             written. Every table entry that would be read is checked against the pool.
 
-    Cost: 4 * D operations for each visible (row, head, key); on one thread, without the GIL.
+    Cost: 4 * D operations for each visible (row, head, key), and for one row a read of the cache;
+        on the threads of `set_num_threads`, without the GIL.
 
     >>> import numpy as np
     >>> keys = values = np.ones((3, 1, 4, 8), np.float32)  # 3 blocks of 4 tokens, one head
@@ -105,26 +105,20 @@ def paged_attention(
         raise ArgumentError("lse needs return_lse=True, got return_lse=False")
     log_sums = _require_result("lse", lse, (num_rows, num_heads), "T, Hq")
 
-    from kvkernels.cpu import attention as cpu  # noqa: PLC0415  # importing Numba is slow
+    from kvkernels.cpu import calls, work  # noqa: PLC0415  # importing Numba is slow
 
-    found = cpu.check(tables, lengths, offsets, num_rows, block_size, num_blocks, window_left)
-    if found[0] != cpu.OK:
+    found = work.check(tables, lengths, offsets, num_rows, block_size, num_blocks, window_left)
+    if found[0] != work.OK:
         _refuse(found, tables, lengths, offsets, keys.shape)
-    cpu.attend(
-        *flatten("q", queries),
-        *flatten("k_cache", keys),
-        *flatten("v_cache", values),
-        *(tables, lengths, offsets, num_kv_heads, block_size),
-        *(scale, bool(causal), window_left),
-        *(results, log_sums),
-    )
+    options = calls.Options(scale, bool(causal), window_left)
+    calls.attend(queries, keys, values, tables, lengths, offsets, options, results, log_sums)
     result = results if out is None else out
     if return_lse:
         return result, log_sums if lse is None else lse
     return result
 
 
-def _check_options(scale: float | None, window_left: int, head_dim: int) -> tuple[Any, int]:
+def _check_options(scale: float | None, window_left: int, head_dim: int) -> tuple[float, int]:
     """Check scale and window_left; returns them as the kernel takes them."""
     if scale is None:
         scale = head_dim**-0.5
@@ -134,7 +128,7 @@ def _check_options(scale: float | None, window_left: int, head_dim: int) -> tupl
     if window_left < -1:
         rule = "window_left must be a number of keys, or -1 for all"
         raise ArgumentError(f"{rule}, got {window_left}")
-    return np.float32(scale), window_left
+    return scale, window_left
 
 
 def _require_offsets(cu_seqlens_q: Any, lengths: Array, num_rows: int) -> Array:
@@ -176,21 +170,21 @@ def _refuse(
     pool: tuple[int, ...],
 ) -> NoReturn:
     """Raise the error for what the kernel's check found: (what, sequence, table column)."""
-    from kvkernels.cpu import attention as cpu  # noqa: PLC0415  # importing Numba is slow
+    from kvkernels.cpu import work  # noqa: PLC0415  # importing Numba is slow
 
     what, s, i = found
-    if what == cpu.BAD_CU_SEQLENS:
+    if what == work.BAD_CU_SEQLENS:
         rule = "cu_seqlens_q must start at 0, never decrease and end at the number of rows of q"
         raise ArgumentError(f"{rule}, got {_shorten(offsets)}")
     length = int(lengths[s])
-    if what == cpu.NEGATIVE_LENGTH:
+    if what == work.NEGATIVE_LENGTH:
         raise ArgumentError(f"seq_lens must not be negative, got {length} for sequence {s}")
-    if what == cpu.TOO_MANY_ROWS:
+    if what == work.TOO_MANY_ROWS:
         num_queries = int(offsets[s + 1]) - int(offsets[s])
         rule = "a sequence must not have more rows in q than tokens, unless it has length 0"
         raise ArgumentError(f"{rule}, got {num_queries} rows and {length} tokens for sequence {s}")
     num_blocks, _, block_size, _ = pool
-    if what == cpu.TABLE_TOO_NARROW:
+    if what == work.TABLE_TOO_NARROW:
         rule = "block_table must have an entry for each block of a sequence"
         values = f"got {tables.shape[1]} entries of block size {block_size} for {length} tokens"
         raise ShapeError(f"{rule}, {values} of sequence {s}")

@@ -1,350 +1,410 @@
-"""Paged attention over float32 arrays, for one thread. It knows no validation beyond `check`.
+"""Paged attention over items of work. It knows no validation, no threads and no instructions.
 
-Each (query row, head) is computed by itself, block by block in token order, with an online
-softmax. Which rows share a call or a tile, and where blocks lie, so cannot change a bit of it.
+Each lane, which is a query row of one head, is computed by itself in the order of its context:
 
-All functions that call one another stay in this file: Numba's cache on disk notices a change of
-the file of a function, and not of the files of the functions it calls.
+    a tile, a few whole blocks    scores, softmax and values, carried on from tile to tile
+    a piece, PIECE_KEYS keys      starts anew, and is folded into the pieces before it
+
+Tiles and pieces lie at fixed places of the context. Which lanes share a call, which thread computes
+a piece, and where blocks lie, so cannot change a bit of a lane. An item covers all pieces of its
+lanes, or one, whose state it leaves in a slot for `merge`.
+
+A tile goes over its KV heads in turn, so that a block whose heads lie side by side is read whole,
+in the order of its addresses.
 """
 # ruff: noqa: PLR0917  # Numba takes arguments by position
 
-import math
+from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
-from numba import njit
+from numba import from_dtype
 
 from kvkernels.arrays import Array
-from kvkernels.cpu.signatures import (
-    BOOL,
-    FLOAT,
-    INT,
-    INT32_1D,
-    INT32_2D,
-    INT_3,
-    ITEMS,
-    LSE,
-    OUT,
-    STRIDES_2,
-    STRIDES_3,
+from kvkernels.cpu import signatures as sig
+from kvkernels.cpu.compiled import inlined, kernel
+from kvkernels.cpu.lanes import (
+    Batch,
+    Cache,
+    Lanes,
+    Rules,
+    fold_piece,
+    load_queries,
+    new_lanes,
+    start_lanes,
+    start_piece,
+    write_result,
+    write_state,
+)
+from kvkernels.cpu.tiles import address_of, cap_tile, score_tile, softmax_tile, value_tile
+from kvkernels.cpu.work import (
+    Item,
+    end_visible,
+    first_visible,
+    piece_keys_of,
+    take,
 )
 
-# Scalars are Numba's: int64 (uint64 where it says so), bool and float32.
+# Scalars are Numba's: int64, bool and float32.
 Int: TypeAlias = Any
 Bool: TypeAlias = Any
 Float: TypeAlias = Any
 
-# Nothing that assumes away NaN, infinity or the sign of zero.
-_FASTMATH = {"reassoc", "contract", "arcp"}
 
-# Query rows times heads of a group that share the reading of one block.
-_TILE = 32
-# Below every score, and finite, so that the first rescaling computes no inf - inf.
-_LOWEST = np.float32(np.finfo(np.float32).min)
-
-# What `check` found.
-OK = 0
-BAD_CU_SEQLENS = 1
-NEGATIVE_LENGTH = 2
-TOO_MANY_ROWS = 3
-TABLE_TOO_NARROW = 4
-BLOCK_OUTSIDE_POOL = 5
+@inlined
+def _stage(cache: Cache, start: Int, num_tokens: Int, head_dim: Int, staged: Array) -> None:
+    """Copy a run of tokens whose items are not dense into one whose are."""
+    for token in range(num_tokens):
+        for d in range(0, head_dim, cache.part):
+            source = start + token * cache.steps[2] + d // cache.part * cache.steps[3]
+            for i in range(min(cache.part, head_dim - d)):
+                staged[token * head_dim + d + i] = cache.items[source + i]
 
 
-@njit(nogil=True)
-def _first_visible(position: Int, window_left: Int) -> Int:
-    """Return the first position that a row at `position` sees."""
-    return max(0, position - window_left) if window_left >= 0 else 0
-
-
-@njit(nogil=True)
-def _find_bad_block(block_table: Array, s: Int, start: Int, end: Int, num_blocks: Int) -> Int:
-    """Return the first column in [start, end) whose block is outside the pool, or -1."""
-    for i in range(start, end):
-        if block_table[s, i] < 0 or block_table[s, i] >= num_blocks:
-            return i
-    return -1
-
-
-@njit(INT_3(INT32_2D, INT32_1D, INT32_1D, INT, INT, INT, INT), cache=True, nogil=True)
-def check(
-    block_table: Array,
-    seq_lens: Array,
-    cu_seqlens_q: Array,
-    num_rows: Int,
-    block_size: Int,
-    num_blocks: Int,
-    window_left: Int,
-) -> tuple[Int, Int, Int]:
-    """Find the first value that breaks a rule: (what, sequence, table column), or (OK, 0, 0).
-
-    Cost: one comparison for each table entry that attention will read.
-    """
-    num_seqs = seq_lens.shape[0]
-    if cu_seqlens_q[0] != 0 or cu_seqlens_q[num_seqs] != num_rows:
-        return BAD_CU_SEQLENS, 0, 0
-    for s in range(num_seqs):
-        seq_len = np.int64(seq_lens[s])
-        num_queries = np.int64(cu_seqlens_q[s + 1]) - np.int64(cu_seqlens_q[s])
-        end = (seq_len + block_size - 1) // block_size
-        what = OK
-        if num_queries < 0:
-            what = BAD_CU_SEQLENS
-        elif seq_len < 0:
-            what = NEGATIVE_LENGTH
-        elif num_queries > seq_len > 0:
-            what = TOO_MANY_ROWS
-        elif num_queries > 0 and end > block_table.shape[1]:
-            what = TABLE_TOO_NARROW
-        if what != OK:
-            return what, s, 0
-        if num_queries > 0:
-            start = _first_visible(seq_len - num_queries, window_left) // block_size
-            bad = _find_bad_block(block_table, s, start, end, num_blocks)
-            if bad >= 0:
-                return BLOCK_OUTSIDE_POOL, s, bad
-    return OK, 0, 0
-
-
-@njit(nogil=True, error_model="numpy", fastmath={"contract"})
-def _exp(x: Float) -> Float:
-    """e**x for x <= 0 within 1e-7, 0 below -87, NaN for NaN; of plain arithmetic, so it is SIMD.
-
-    x = n ln 2 + r with an integer n and |r| <= ln(2) / 2: a Taylor polynomial gives e**r.
-    """
-    # Adding 1.5 * 2**23 rounds to an integer and leaves it in the low bits; "reassoc" would
-    # remove the addition.
-    shifted = np.float32(x * np.float32(1.4426950408889634) + np.float32(12582912.0))
-    n = shifted - np.float32(12582912.0)
-    # ln 2 in two parts, of which the first has few bits: n times it is exact.
-    r = x - n * np.float32(0.693359375)
-    r = r - n * np.float32(math.log(2) - 0.693359375)
-    p = np.float32(1 / 5040)
-    p = p * r + np.float32(1 / 720)
-    p = p * r + np.float32(1 / 120)
-    p = p * r + np.float32(1 / 24)
-    p = p * r + np.float32(1 / 6)
-    p = p * r + np.float32(1 / 2)
-    p = p * r + np.float32(1)
-    p = p * r + np.float32(1)
-    # 2**n: n in the exponent's bits, onto those of 1.0.
-    power = np.int32((shifted.view(np.int32) << np.int32(23)) + np.int32(0x3F800000))
-    return np.float32(0) if x < np.float32(-87) else p * power.view(np.float32)
-
-
-@njit(nogil=True, error_model="numpy", fastmath=_FASTMATH, forceinline=True)
-def _add_values(
-    v: Array,
-    v_start: Int,
-    v_step: Int,
-    num_keys: Int,
-    head_dim: Int,
-    weights: Array,
-    accs: Array,
-    lane_start: Int,
+@inlined
+def _multiply(
+    cache: Cache, lanes: Lanes, num_lanes: Int, block: Int, head: Int, low: Int, high: Int, at: Int
 ) -> None:
-    """Add the weighted values of `num_keys` tokens to a lane's acc; all indices are uint64."""
-    # Four tokens a pass: fewer loads and stores of acc.
-    one, two, four = np.uint64(1), np.uint64(2), np.uint64(4)
-    num_quads = num_keys // four
-    for quad in range(num_quads):
-        j = quad * four
-        w0, w1, w2, w3 = weights[j], weights[j + one], weights[j + two], weights[j + two + one]
-        v0 = v_start + j * v_step
-        v1 = v0 + v_step
-        v2 = v1 + v_step
-        v3 = v2 + v_step
-        for d in range(head_dim):
-            accs[lane_start + d] += (
-                w0 * v[v0 + d] + w1 * v[v1 + d] + w2 * v[v2 + d] + w3 * v[v3 + d]
-            )
-    for rest in range(num_quads * four, num_keys):
-        weight, start = weights[rest], v_start + rest * v_step
-        for d in range(head_dim):
-            accs[lane_start + d] += weight * v[start + d]
+    """Multiply scores or weights by the scales of a block's tokens [low, high), from `at` on."""
+    start = block * cache.scale_steps[0] + head * cache.scale_steps[1]
+    for lane in range(num_lanes):
+        for i in range(low, high):
+            scale = cache.scales[start + i * cache.scale_steps[2]]
+            lanes.scores[lane * lanes.padded_keys + at + i - low] *= scale
 
 
-@njit(nogil=True, error_model="numpy", fastmath=_FASTMATH)
-def _attend_block(
-    queries: Array,
-    lane: Int,
-    k: Array,
-    k_start: Int,
-    k_step: Int,
-    v: Array,
-    v_start: Int,
-    v_step: Int,
-    num_keys: Int,
-    head_dim: Int,
-    scores: Array,
-    accs: Array,
-    top: Float,
-    total: Float,
-) -> tuple[Float, Float]:
-    """Add `num_keys` tokens of one block to one lane's state; returns the new (top, total).
-
-    The state is acc = sum of exp(score - top) * value and total = sum of exp(score - top).
-    All indices are uint64: Numba's handling of negative ones would keep loops from being SIMD.
-    """
-    lane_start = lane * head_dim
-    new_top = top
-    for j in range(num_keys):
-        start = k_start + j * k_step
-        score = np.float32(0)
-        for d in range(head_dim):
-            score += queries[lane_start + d] * k[start + d]
-        scores[j] = score
-        new_top = max(new_top, score)
-
-    if new_top > top:
-        factor = _exp(top - new_top)
-        total *= factor
-        for d in range(head_dim):
-            accs[lane_start + d] *= factor
-
-    for j in range(num_keys):
-        scores[j] = _exp(scores[j] - new_top)
-        total += scores[j]
-
-    _add_values(v, v_start, v_step, num_keys, head_dim, scores, accs, lane_start)
-    return new_top, total
+@inlined
+def _run(cache: Cache, block: Int, head: Int) -> Int:
+    """Return the address of the tokens of a block and KV head."""
+    return address_of(cache.items, block * cache.steps[0] + head * cache.steps[1])
 
 
-@njit(nogil=True, error_model="numpy", fastmath=_FASTMATH)
-def _attend_tile(
-    k: Array,
-    k_strides: tuple[int, ...],
-    v: Array,
-    v_strides: tuple[int, ...],
-    block_table: Array,
-    s: Int,
-    kv_head: Int,
-    seq_len: Int,
-    block_size: Int,
+@inlined
+def _score_block(
+    keys: Cache,
+    values: Cache,
+    batch: Batch,
+    lanes: Lanes,
+    num_lanes: Int,
+    first_lane: Int,
+    block: Int,
+    head: Int,
+    low: Int,
+    high: Int,
+    column: Int,
+    next_block: Int,
+    next_head: Int,
+) -> None:
+    """Score a block's keys [low, high) for the lanes of one KV head, from column `column` on."""
+    start = block * keys.steps[0] + head * keys.steps[1] + low * keys.steps[2]
+    run, step = address_of(keys.items, start), keys.steps[2]
+    if keys.part < batch.head_dim:
+        _stage(keys, start, high - low, batch.head_dim, keys.staged)
+        run, step = address_of(keys.staged, 0), batch.head_dim
+    score_tile(
+        lanes.queries,
+        lanes.padded_dim,
+        keys.items,
+        run,
+        step,
+        high - low,
+        batch.head_dim,
+        num_lanes,
+        first_lane,
+        lanes.scores,
+        column,
+        lanes.padded_keys,
+        keys.is_dense,
+        _run(values, block, head),
+        _run(values, next_block, next_head),
+    )
+    if keys.scales.size > 0:
+        _multiply(keys, lanes, num_lanes, block, head, low, high, column)
+
+
+@inlined
+def _finish_scores(
+    rules: Rules,
+    batch: Batch,
+    lanes: Lanes,
+    num_rows: Int,
+    base: Int,
+    head: Int,
     first_position: Int,
-    num_rows: Int,
-    group: Int,
-    causal: Bool,
-    window_left: Int,
-    head_dim: Int,
-    queries: Array,
-    scores: Array,
-    accs: Array,
-    tops: Array,
-    totals: Array,
+    seq_len: Int,
 ) -> None:
-    """Add all visible blocks of one KV head of sequence s to the states of a tile's lanes.
+    """Cap and bias the scores of one KV head, and mask what a row does not see with -inf."""
+    group = batch.group
+    if rules.softcap > 0:
+        cap_tile(lanes.scores, num_rows * group * lanes.padded_keys, rules.softcap)
+    for row in range(num_rows):
+        position = first_position + row
+        low = max(0, first_visible(position, rules.window_left) - base)
+        high = max(0, end_visible(position, seq_len, rules.causal) - base)
+        for g in range(group):
+            start = (row * group + g) * lanes.padded_keys
+            if rules.alibi_slopes.size > 0:
+                slope = rules.alibi_slopes[head * group + g]
+                for i in range(low, min(high, lanes.tile_keys)):
+                    lanes.scores[start + i] += slope * np.float32(base + i - position)
+            for i in range(min(low, lanes.tile_width)):
+                lanes.scores[start + i] = -np.inf
+            for i in range(min(high, lanes.tile_keys), lanes.tile_width):
+                lanes.scores[start + i] = -np.inf
 
-    The tile's rows are consecutive from `first_position`; lane = row * group + head.
+
+@inlined
+def _add_block(
+    keys: Cache,
+    values: Cache,
+    batch: Batch,
+    rules: Rules,
+    lanes: Lanes,
+    num_rows: Int,
+    first_lane: Int,
+    block: Int,
+    head: Int,
+    base: Int,
+    low: Int,
+    high: Int,
+    column: Int,
+    is_first: Bool,
+    first_position: Int,
+    seq_len: Int,
+    next_block: Int,
+    next_head: Int,
+    later_block: Int,
+    later_head: Int,
+) -> None:
+    """Add a block's values [low, high) times their weights to the sums of those rows that see them.
+
+    The block begins at position `base`; the first block of a tile also rescales the sums.
     """
-    start = _first_visible(first_position, window_left)
-    end = min(first_position + num_rows, seq_len) if causal else seq_len
-    for base in range(start // block_size * block_size, end, block_size):
-        block = np.int64(block_table[s, base // block_size])
-        k_base = block * k_strides[0] + kv_head * k_strides[1]
-        v_base = block * v_strides[0] + kv_head * v_strides[1]
-        for row in range(num_rows):
+    start = block * values.steps[0] + head * values.steps[1] + low * values.steps[2]
+    run, step = address_of(values.items, start), values.steps[2]
+    if values.part < batch.head_dim:
+        _stage(values, start, high - low, batch.head_dim, values.staged)
+        run, step = address_of(values.staged, 0), batch.head_dim
+    group = batch.group
+    if values.scales.size > 0:
+        _multiply(values, lanes, num_rows * group, block, head, low, high, column)
+    last_position = first_position + num_rows - 1
+    is_uniform = (
+        first_visible(last_position, rules.window_left) <= base + low
+        and end_visible(first_position, seq_len, rules.causal) >= base + high
+    )
+    rows_at_once = num_rows if is_uniform else 1
+    factors = lanes.factors if is_first else lanes.ones
+    for row in range(0, num_rows, rows_at_once):
+        begin, end = low, high
+        if not is_uniform:
             position = first_position + row
-            low = max(base, _first_visible(position, window_left))
-            high = min(base + block_size, seq_len)
-            if causal:
-                high = min(high, position + 1)
-            if low >= high:
+            begin = max(low, first_visible(position, rules.window_left) - base)
+            end = max(begin, min(high, end_visible(position, seq_len, rules.causal) - base))
+            if begin == end and not is_first:
                 continue
-            offset = low - base
-            for lane in range(row * group, (row + 1) * group):
-                tops[lane], totals[lane] = _attend_block(
-                    queries,
-                    np.uint64(lane),
-                    k,
-                    np.uint64(k_base + offset * k_strides[2]),
-                    np.uint64(k_strides[2]),
-                    v,
-                    np.uint64(v_base + offset * v_strides[2]),
-                    np.uint64(v_strides[2]),
-                    np.uint64(high - low),
-                    np.uint64(head_dim),
-                    scores,
-                    accs,
-                    tops[lane],
-                    totals[lane],
-                )
+        value_tile(
+            lanes.scores,
+            row * group * lanes.padded_keys + column + begin - low,
+            lanes.padded_keys,
+            values.items,
+            run + (begin - low) * step * values.items.itemsize,
+            step,
+            end - begin,
+            batch.head_dim,
+            rows_at_once * group,
+            first_lane + row * group,
+            factors,
+            lanes.sums,
+            lanes.padded_dim,
+            values.is_dense,
+            _run(keys, next_block, next_head),
+            _run(keys, later_block, later_head),
+        )
 
 
-@njit(nogil=True, error_model="numpy", fastmath=_FASTMATH)
-def _write_result(accs: Array, lane: Int, top: Float, total: Float, result: Array) -> Float:
-    """Write a lane's attention to `result` [D]; returns its LSE."""
-    if total == np.float32(0):
-        result[:] = np.float32(0)
-        return np.float32(-np.inf)
-    for d in range(result.shape[0]):
-        result[d] = accs[lane * result.shape[0] + d] / total
-    return top + np.float32(math.log(total))
+@inlined
+def _attend_tile(
+    keys: Cache,
+    values: Cache,
+    batch: Batch,
+    rules: Rules,
+    lanes: Lanes,
+    item: Item,
+    base: Int,
+    start: Int,
+    end: Int,
+    first_position: Int,
+    seq_len: Int,
+) -> None:
+    """Carry an item's lanes on over the keys [start, end) of the tile that begins at `base`."""
+    block_size, group = batch.block_size, batch.group
+    num_lanes = item.num_rows * group
+    first_column = max(start, base) - base
+    end_column = min(end, base + lanes.tile_keys) - base
+    first_block = base // block_size
+    last_block = (end - 1) // block_size
+    begin_i, end_i = first_column // block_size, (end_column + block_size - 1) // block_size
+    tile_blocks = lanes.tile_keys // block_size
+    for h in range(item.num_kv_heads):
+        head = item.first_kv_head + h
+        first_lane = h * num_lanes
+        # What comes next: the same blocks of the next head, and after the last the next tile's.
+        wraps, wraps_later = h + 1 == item.num_kv_heads, h + 2 >= item.num_kv_heads
+        next_head = item.first_kv_head if wraps else head + 1
+        later_head = item.first_kv_head if wraps_later else head + 2
+        for i in range(begin_i, end_i):
+            block = np.int64(batch.block_table[item.sequence, first_block + i])
+            ahead = min(last_block, first_block + i + tile_blocks)
+            next_block = np.int64(batch.block_table[item.sequence, ahead]) if wraps else block
+            low = max(first_column - i * block_size, 0)
+            high = min(end_column - i * block_size, block_size)
+            _score_block(
+                *(keys, values, batch, lanes, num_lanes, first_lane, block, head, low, high),
+                *(i * block_size + low, next_block, next_head),
+            )
+        _finish_scores(
+            *(rules, batch, lanes, item.num_rows, base, head, first_position, seq_len),
+        )
+        softmax_tile(
+            lanes.scores,
+            lanes.padded_keys,
+            lanes.tile_width,
+            num_lanes,
+            first_lane,
+            lanes.tops,
+            lanes.totals,
+            lanes.factors,
+        )
+        for i in range(begin_i, end_i):
+            block = np.int64(batch.block_table[item.sequence, first_block + i])
+            ahead = min(last_block, first_block + i + tile_blocks)
+            block_ahead = np.int64(batch.block_table[item.sequence, ahead])
+            next_block = block_ahead if wraps else block
+            later_block = block_ahead if wraps_later else block
+            low = max(first_column - i * block_size, 0)
+            high = min(end_column - i * block_size, block_size)
+            _add_block(
+                *(keys, values, batch, rules, lanes, item.num_rows, first_lane, block, head),
+                *(base + i * block_size, low, high, i * block_size + low, i == begin_i),
+                *(first_position, seq_len, next_block, next_head, later_block, later_head),
+            )
 
 
-@njit(
-    (
-        *(ITEMS, STRIDES_2, ITEMS, STRIDES_3, ITEMS, STRIDES_3),
-        *(INT32_2D, INT32_1D, INT32_1D, INT, INT, FLOAT, BOOL, INT, OUT, LSE),
-    ),
-    cache=True,
-    nogil=True,
-    error_model="numpy",
-    fastmath=_FASTMATH,
-)
-def attend(
+@inlined
+def _attend_item(
     q: Array,
-    q_strides: tuple[int, ...],
-    k: Array,
-    k_strides: tuple[int, ...],
-    v: Array,
-    v_strides: tuple[int, ...],
-    block_table: Array,
-    seq_lens: Array,
-    cu_seqlens_q: Array,
-    num_kv_heads: Int,
-    block_size: Int,
+    q_steps: tuple[Int, Int],
     scale: Float,
-    causal: Bool,
-    window_left: Int,
+    keys: Cache,
+    values: Cache,
+    batch: Batch,
+    rules: Rules,
+    lanes: Lanes,
+    item: Item,
+    states: Array,
     out: Array,
     lse: Array,
 ) -> None:
-    """Write attention of all rows to out [T, Hq, D] and lse [T, Hq]; q, k and v are flattened.
+    """Compute an item's lanes over its pieces, and write their result or their state."""
+    seq_len = np.int64(batch.seq_lens[item.sequence])
+    end_row = np.int64(batch.cu_seqlens_q[item.sequence + 1])
+    # The last row of a sequence is its last token.
+    first_position = seq_len - end_row + item.first_row
+    last_position = first_position + item.num_rows - 1
+    start = first_visible(first_position, rules.window_left)
+    end = end_visible(last_position, seq_len, rules.causal)
+    piece_keys = piece_keys_of(batch.block_size, seq_len, batch.num_splits)
+    load_queries(q, q_steps, scale, item, batch, lanes)
+    start_lanes(lanes)
+    for piece in range(item.first_piece, item.last_piece + 1):
+        start_piece(lanes)
+        low = max(start, piece * piece_keys)
+        high = min(end, (piece + 1) * piece_keys)
+        for base in range(low // lanes.tile_keys * lanes.tile_keys, high, lanes.tile_keys):
+            _attend_tile(
+                *(keys, values, batch, rules, lanes, item, base, low, high),
+                *(first_position, seq_len),
+            )
+        if item.slot >= 0:
+            write_state(lanes, item, batch, states)
+            return
+        fold_piece(lanes, item, batch)
+    write_result(lanes, item, batch, rules, out, lse)
 
-    A tile of rows and the heads of one group share each block of keys and values, which is
-    therefore read from memory once per KV head and tile.
+
+def attend(
+    q: Array,
+    q_steps: tuple[Int, Int],
+    k: Array,
+    k_steps: tuple[Int, Int, Int, Int],
+    k_scales: Array,
+    k_scale_steps: tuple[Int, Int, Int],
+    v: Array,
+    v_steps: tuple[Int, Int, Int, Int],
+    v_scales: Array,
+    v_scale_steps: tuple[Int, Int, Int],
+    parts: tuple[Int, Int],
+    block_table: Array,
+    seq_lens: Array,
+    cu_seqlens_q: Array,
+    sizes: tuple[Int, Int, Int],
+    scale: Float,
+    causal: Bool,
+    window_left: Int,
+    softcap: Float,
+    alibi_slopes: Array,
+    sinks: Array,
+    v_scale: Float,
+    items: Array,
+    next_item: Array,
+    states: Array,
+    out: Array,
+    lse: Array,
+) -> None:
+    """Compute items until none is left, `next_item` being shared by all threads that do.
+
+    Arrays of items are flattened, see `Cache` for the rest. `sizes` are num_kv_heads, block_size and
+    num_splits. Results go to out [T, Hq, D] and lse [T, Hq], states of single pieces to `states`.
     """
-    head_dim = out.shape[2]
-    group = out.shape[1] // num_kv_heads
-    tile_rows = max(1, _TILE // group)
-    queries = np.empty(tile_rows * group * head_dim, np.float32)
-    accs = np.empty(tile_rows * group * head_dim, np.float32)
-    tops = np.empty(tile_rows * group, np.float32)
-    totals = np.empty(tile_rows * group, np.float32)
-    scores = np.empty(block_size, np.float32)
+    num_kv_heads, block_size, num_splits = sizes
+    head_dim, group = out.shape[2], out.shape[1] // num_kv_heads
+    batch = Batch(
+        *(block_table, seq_lens, cu_seqlens_q, num_kv_heads, group, head_dim, block_size),
+        num_splits,
+    )
+    staged_k = np.empty(block_size * head_dim if parts[0] < head_dim else 0, k.dtype)
+    staged_v = np.empty(block_size * head_dim if parts[1] < head_dim else 0, v.dtype)
+    is_dense_k, is_dense_v = k_steps[2] == head_dim, v_steps[2] == head_dim
+    keys = Cache(k, k_steps, parts[0], k_scales, k_scale_steps, staged_k, np.int64(is_dense_k))
+    values = Cache(v, v_steps, parts[1], v_scales, v_scale_steps, staged_v, np.int64(is_dense_v))
+    rules = Rules(causal, window_left, softcap, alibi_slopes, sinks, v_scale)
+    lanes = new_lanes(batch, items)
+    while True:
+        n = take(next_item)
+        if n >= items.shape[0]:
+            return
+        row = items[n]
+        item = Item(row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7])
+        _attend_item(
+            *(q, q_steps, scale, keys, values, batch, rules, lanes, item, states, out, lse),
+        )
 
-    for s in range(seq_lens.shape[0]):
-        seq_len, end_row = np.int64(seq_lens[s]), np.int64(cu_seqlens_q[s + 1])
-        for first_row in range(np.int64(cu_seqlens_q[s]), end_row, tile_rows):
-            num_rows = min(tile_rows, end_row - first_row)
-            # The last row of a sequence is its last token.
-            first_position = seq_len - end_row + first_row
-            for kv_head in range(num_kv_heads):
-                first_head = kv_head * group
-                start = first_row * q_strides[0] + first_head * q_strides[1]
-                for lane in range(num_rows * group):
-                    source = start + lane // group * q_strides[0] + lane % group * q_strides[1]
-                    for d in range(head_dim):
-                        queries[lane * head_dim + d] = q[source + d] * scale
-                accs[:] = np.float32(0)
-                tops[:] = _LOWEST
-                totals[:] = np.float32(0)
-                _attend_tile(
-                    *(k, k_strides, v, v_strides, block_table, s, kv_head, seq_len, block_size),
-                    *(first_position, num_rows, group, causal, window_left, head_dim),
-                    *(queries, scores, accs, tops, totals),
-                )
-                for lane in range(num_rows * group):
-                    t, head = first_row + lane // group, first_head + lane % group
-                    lse[t, head] = _write_result(accs, lane, tops[lane], totals[lane], out[t, head])
+
+@cache
+def attend_for(item: Any) -> Callable[..., None]:
+    """Return `attend` for caches of items of a NumPy type; the first call compiles or loads it."""
+    cached = sig.items(from_dtype(np.dtype(item)))
+    floats = sig.items()
+    return kernel(
+        attend,
+        (
+            *(floats, sig.ints(2)),
+            *(cached, sig.ints(4), floats, sig.ints(3)) * 2,
+            sig.ints(2),
+            *(sig.INT32_2D, sig.INT32_1D, sig.INT32_1D, sig.ints(3)),
+            *(sig.FLOAT, sig.BOOL, sig.INT, sig.FLOAT, floats, floats, sig.FLOAT),
+            *(sig.ITEM_TABLE, sig.COUNTER, sig.STATES, sig.OUT, sig.LSE),
+        ),
+    )

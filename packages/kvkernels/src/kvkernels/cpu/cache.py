@@ -3,16 +3,15 @@
 
 from typing import Any, TypeAlias
 
-from numba import njit
-
 from kvkernels.arrays import Array
-from kvkernels.cpu.signatures import INT, INT64_1D, ITEMS, STRIDES_2, STRIDES_3, WRITABLE_ITEMS
+from kvkernels.cpu.compiled import compiled
+from kvkernels.cpu.signatures import INT, INT64_1D, ints, items
 
 # Scalars are Numba's int64.
 Int: TypeAlias = Any
 
 
-@njit(INT(INT64_1D, INT), cache=True, nogil=True)
+@compiled(INT64_1D, INT)
 def find_bad_slot(slot_mapping: Array, num_slots: Int) -> Int:
     """Return the index of the first slot that is neither -1 nor in the pool, or -1."""
     for t in range(slot_mapping.shape[0]):
@@ -21,11 +20,7 @@ def find_bad_slot(slot_mapping: Array, num_slots: Int) -> Int:
     return -1
 
 
-@njit(
-    (ITEMS, STRIDES_2, WRITABLE_ITEMS, STRIDES_3, INT64_1D, INT, INT, INT),
-    cache=True,
-    nogil=True,
-)
+@compiled(items(), ints(2), items(writable=True), ints(3), INT64_1D, INT, INT, INT)
 def write(
     tokens: Array,
     token_strides: tuple[int, ...],
