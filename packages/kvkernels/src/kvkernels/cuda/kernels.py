@@ -83,6 +83,28 @@ def attend_generic(query: str, cache: str, features: int) -> Kernel:
     )
 
 
+# Bits of FEATURES of writing, and the limits of one launch, in params.cuh.
+ROTARY, OWN_SCALES = 1, 2
+MAX_CACHES, MAX_COPIES, MAX_STATES = 128, 128, 16
+_CACHE_FILES = (*_SHARED_FILES, "cache.cuh")
+
+
+def write_tokens(new: str, cache: str, features: int) -> Kernel:
+    """The write of new tokens into their slots (cache.cuh)."""
+    expression = f"write_tokens<{TYPES[new]}, {TYPES[cache]}, {features}u>"
+    return Kernel(expression, _CACHE_FILES, "WriteParams", 128)
+
+
+def copy_tokens(num_bytes: int) -> Kernel:
+    """Copies of blocks in pieces of so many bytes: 16, 2 or 1 (cache.cuh)."""
+    return Kernel(f"copy_tokens<{num_bytes}>", _CACHE_FILES, "CopyParams", 128)
+
+
+def merge_results(dtype: str) -> Kernel:
+    """The merge of results over disjoint keys (cache.cuh)."""
+    return Kernel(f"merge_results<{TYPES[dtype]}>", _CACHE_FILES, "MergeParams", 128)
+
+
 # The specialisations that are tuned and whose registers are watched; all other shapes share their text.
 TUNED = (
     PLAN,
@@ -98,4 +120,8 @@ TUNED = (
     attend_prefill("bfloat16", "int8", 128, TOKEN_SCALES),
     attend_prefill("bfloat16", "bfloat16", 128, SOFTCAP | ALIBI),
     attend_generic("float32", "float32", 0),
+    write_tokens("bfloat16", "bfloat16", 0),
+    write_tokens("bfloat16", "float8_e4m3", ROTARY | OWN_SCALES),
+    copy_tokens(16),
+    merge_results("bfloat16"),
 )

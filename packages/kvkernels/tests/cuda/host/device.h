@@ -129,6 +129,14 @@ DEV void load_stream(u32 *words, const void *source) {
   memcpy(words, source, BYTES);
 }
 
+template <int BYTES>
+DEV void copy_bytes(u8 *target, const u8 *source) {
+  static_assert(BYTES == 16 || BYTES == 2 || BYTES == 1);
+  require_aligned(target, BYTES);
+  require_aligned(source, BYTES);
+  memcpy(target, source, BYTES);
+}
+
 DEV void copy_async(void *target, const void *source, bool valid) {
   require_aligned(target, 16);
   if (valid) require_aligned(source, 16);

@@ -9,7 +9,7 @@ import numpy as np
 FOLDER = Path(__file__).parent
 
 # A type of params.cuh as NumPy has it; pointers are integers.
-_ITEMS = {"int": "i4", "float": "f4", "i64": "i8"}
+_ITEMS = {"int": "i4", "float": "f4", "i64": "i8", "u64": "u8"}
 _POINTER = "u8"
 
 
@@ -38,13 +38,14 @@ def struct(name: str) -> "np.dtype[np.void]":
     body = re.search(rf"struct {name} {{(.*?)}};", read("params.cuh"), re.DOTALL)
     if body is None:
         raise KeyError(name)
-    fields: list[tuple[str, str]] = []
+    fields: list[tuple[str, str, tuple[int, ...]]] = []
     for statement in re.sub(r"//.*", "", body[1]).split(";"):
         words = statement.replace("const ", "").split(maxsplit=1)
         if not words:
             continue
         kind, declared = words
         for field in declared.split(","):
-            is_pointer = "*" in field
-            fields.append((field.strip(" *\n"), _POINTER if is_pointer else _ITEMS[kind]))
+            item = _POINTER if "*" in field else _ITEMS[kind]
+            name, _, length = field.strip(" *]\n").partition("[")
+            fields.append((name, item, (int(length),) if length else ()))
     return np.dtype(fields, align=True)

@@ -166,6 +166,25 @@ DEV void load_stream(u32* words, const void* source) {
   }
 }
 
+// Copy 16 or 2 aligned bytes, or one, from global memory to global memory.
+template <int BYTES>
+DEV void copy_bytes(u8* target, const u8* source) {
+  if constexpr (BYTES == 16) {
+    u32 words[4];
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "l"(source) : "memory");
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :: "l"(target), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
+  } else if constexpr (BYTES == 2) {
+    *reinterpret_cast<u16*>(target) = *reinterpret_cast<const u16*>(source);
+  } else {
+    static_assert(BYTES == 1, "a copy has 1, 2 or 16 bytes");
+    *target = *source;
+  }
+}
+
 // Copies of 16 aligned bytes to shared memory that complete in groups, in order. Without `valid` the
 // bytes become zero and the source is not read.
 DEV void copy_async(void* target, const void* source, bool valid) {

@@ -75,3 +75,45 @@ struct PlanParams {
   int max_query_tiles;
   int window_left, causal;
 };
+
+// Features of writing.
+constexpr unsigned ROTARY = 1;          // keys are rotated by their positions
+constexpr unsigned OWN_SCALES = 2;      // an 8-bit vector gets the scale of its own largest item
+
+struct WriteParams {
+  const void *k, *v;                       // [T, Hkv, D]
+  void *k_cache, *v_cache;
+  const i64 *slots;                        // by token; -1 writes nothing
+  const float *cos, *sin;                  // [T, rotary_dim / 2]
+  float *k_scales, *v_scales;              // by block, head and token, with OWN_SCALES
+  i64 new_k_row, new_k_head, new_v_row, new_v_head;
+  i64 k_block, k_head, k_token;
+  i64 v_block, v_head, v_token;
+  i64 k_scale_block, k_scale_head, k_scale_token;
+  i64 v_scale_block, v_scale_head, v_scale_token;
+  int num_tokens, num_kv_heads, head_dim, block_size, rotary_dim;
+  float k_inverse, v_inverse;              // what items are multiplied with before they are rounded
+};
+
+constexpr int MAX_CACHES = 128;
+constexpr int MAX_COPIES = 128;
+
+// Everything by value, 4 KB at most: nothing is uploaded, so nothing must outlive the call.
+struct CopyParams {
+  u64 sources[128], destinations[128];     // the caches, of one shape and of the strides below
+  int copies[384];                         // (source, destination, num_tokens) triples
+  i64 source_block, source_head, source_token;  // in bytes
+  i64 destination_block, destination_head, destination_token;
+  int num_caches, num_copies, num_kv_heads, row_bytes;
+};
+
+constexpr int MAX_STATES = 16;
+
+struct MergeParams {
+  const void *outs[16];                    // [T, Hq, D] each
+  const float *lses[16];                   // [T, Hq] each, natural
+  const float *sinks;                      // by query head; may be null
+  void *out;
+  float *lse;                              // may be null
+  int num_states, num_rows, num_heads, head_dim;
+};
