@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from benchmarks.allocator.adapters.base import Can
+from benchmarks.allocator.adapters.base import Adapter, Can
 from benchmarks.allocator.workloads import (
     AllocateFree,
     Decode,
@@ -18,6 +18,7 @@ from benchmarks.allocator.workloads import (
     Workload,
     replay_chats,
     replay_mooncake,
+    telling,
 )
 
 
@@ -34,8 +35,9 @@ class Case:
     measure: str = "microseconds"
 
 
-ALLOCATE, DECODE, CACHE, FORK, MEMORY = (
-    frozenset({can}) for can in (Can.ALLOCATE, Can.DECODE, Can.CACHE, Can.FORK, Can.SHOW_MEMORY)
+ALLOCATE, DECODE, CACHE, FORK, TELL, MEMORY = (
+    frozenset({can})
+    for can in (Can.ALLOCATE, Can.DECODE, Can.CACHE, Can.FORK, Can.TELL, Can.SHOW_MEMORY)
 )
 
 
@@ -64,6 +66,16 @@ def _caching(build: Callable[..., Workload], key: str, about: str, unit: str) ->
         yield Case(f"{key}/{form}", f"{about}, {form}", unit, CACHE, with_form, num_rounds)
 
 
+def _with_events(build: Callable[..., Workload], key: str, as_: str, unit: str) -> Iterator[Case]:
+    """A workload of `_caching` whose events are taken after every prompt."""
+
+    def build_telling(make: type[Adapter], **options: object) -> Workload:
+        return build(telling(make), **options)
+
+    for case in _caching(build_telling, key, f"{as_} with events", unit):
+        yield replace(case, needs=case.needs | TELL)
+
+
 def _cases() -> Iterator[Case]:
     yield Case("W1", "2,048 tokens, no cache", "prompt", ALLOCATE, AllocateFree)
     yield from _decoding()
@@ -71,6 +83,8 @@ def _cases() -> Iterator[Case]:
     for name, num_blocks in (("10k", 10_000), ("100k", 100_000)):
         build = partial(UniquePrompts, num_blocks=num_blocks)
         yield from _caching(build, f"W4/{name}", f"2,048 new tokens, {name} blocks", "prompt")
+    yield from _with_events(SharedPrefix, "W3e", "W3", "prompt")
+    yield from _with_events(partial(UniquePrompts, num_blocks=10_000), "W4e", "W4/10k", "prompt")
     for name, num_blocks in (("10k", 10_000), ("100k", 100_000)):
         chats = partial(replay_chats, num_blocks=num_blocks)
         yield from _caching(chats, f"W5/{name}", f"chats, {name} blocks", "turn")

@@ -11,7 +11,7 @@ from itertools import chain
 
 from benchmarks.allocator.adapters.base import Adapter, Can, free_all, num_blocks_for
 from benchmarks.allocator.prompts import random_tokens
-from benchmarks.allocator.workloads import WrongAnswerError, require, require_decoded
+from benchmarks.allocator.workloads import WrongAnswerError, require, require_decoded, telling
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 64
@@ -29,6 +29,8 @@ def verify(make: type[Adapter]) -> None:
         if Can.DECODE in make.abilities:
             for way in WAYS:
                 _verify_decoding(make, way, caching=True)
+    if Can.TELL in make.abilities:
+        _verify_events(telling(make)(NUM_BLOCKS, BLOCK_SIZE, caching=True))
 
 
 def _require_disjoint(tables: list[list[int]]) -> None:
@@ -103,3 +105,13 @@ def _verify_hits(adapter: Adapter) -> None:
     again, num_cached = adapter.admit(4, adapter.pack(first))
     require(96, num_cached, "cached tokens of a prompt that came before")
     adapter.free(again)
+
+
+def _verify_events(adapter: Adapter) -> None:
+    """Each full block is told once, and none that was told before."""
+    prompt = random_tokens("told", 100)
+    seq, _ = adapter.admit(0, adapter.pack(prompt))
+    require(6, adapter.num_told(adapter.take_events()), "the blocks told of a new prompt")
+    longer, _ = adapter.admit(1, adapter.pack(prompt[:64] + random_tokens("tail", 40)))
+    require(2, adapter.num_told(adapter.take_events()), "the blocks told of a prompt like it")
+    free_all(adapter, [seq, longer])

@@ -184,6 +184,8 @@ class Prompts(Workload):
                 seq, num_cached = adapter.admit(seq_id, prompt)
                 adapter.free(seq)
                 hits.append(num_cached)
+                if adapter.tells:
+                    adapter.take_events()
 
         nanoseconds = timed(run)
         self.num_hit_tokens += sum(hits)
@@ -192,6 +194,11 @@ class Prompts(Workload):
 
     def facts(self) -> Figures:
         return {"hit_rate": self.num_hit_tokens / self.num_tokens}
+
+
+def telling(make: type[Adapter]) -> type[Adapter]:
+    """An adapter whose block manager tells what is cached by events."""
+    return type(make.__name__, (make,), {"tells": True})
 
 
 class SharedPrefix(Prompts):

@@ -26,13 +26,16 @@ class Can(Enum):
     DECODE = "append to a running batch"
     CACHE = "share prefixes"
     FORK = "fork a running sequence"
+    TELL = "tell what is cached by events"
     SHOW_MEMORY = "keep its state where Python can count it"
 
 
 class Adapter(ABC):
     """One block manager over a pool of `num_blocks` usable blocks of `block_size` tokens."""
 
-    abilities: ClassVar[frozenset[Can]] = frozenset(Can) - {Can.FORK}
+    abilities: ClassVar[frozenset[Can]] = frozenset(Can) - {Can.FORK, Can.TELL}
+    # Whether it is to tell what becomes cached and what no longer is; who can has a subclass that does.
+    tells: ClassVar[bool] = False
     # Whether it evicts as `expected.LeastRecentlyUsed` does, so that hits under pressure are known.
     evicts_like_model: ClassVar[bool] = False
     # Whether it shares blocks between forks only where it shares prefixes too.
@@ -60,6 +63,15 @@ class Adapter(ABC):
     @abstractmethod
     def free(self, seq: Seq) -> None:
         """Give up a sequence; with caching its full blocks stay findable."""
+
+    def take_events(self) -> list[Any]:
+        """The events since the last call, where `tells` says that there are some."""
+        raise NotImplementedError
+
+    def num_told(self, events: Iterable[Any]) -> int:
+        """How many keys of blocks events stored. Not timed."""
+        stored = [event for event in events if type(event).__name__ == "BlockStored"]
+        return sum(len(event.block_hashes) for event in stored)
 
     # ── decoding ─────────────────────────────────────────────────────────────────────────────
 

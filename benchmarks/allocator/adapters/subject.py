@@ -29,7 +29,9 @@ class Subject(Adapter):
 
     def __init__(self, num_blocks: int, block_size: int, *, caching: bool) -> None:
         super().__init__(num_blocks, block_size, caching=caching)
-        self.manager = BlockManager(num_blocks, block_size, prefix_caching=caching)
+        self.manager = BlockManager(
+            num_blocks, block_size, prefix_caching=caching, events=caching and self.tells
+        )
 
     def pack(self, tokens: list[int]) -> array[int]:
         """32-bit ids: what the manager keeps."""
@@ -48,6 +50,9 @@ class Subject(Adapter):
 
     def free(self, seq: int) -> None:
         self.manager.free(seq)
+
+    def take_events(self) -> list[Any]:
+        return self.manager.take_events()
 
     def start(self, seqs: Sequence[int], prompts: Sequence[Sequence[int]]) -> RunningBatch:
         self._compute(list(zip(seqs, prompts, strict=True)))

@@ -71,7 +71,7 @@ class TeachingAllocator:
 class Teaching(Adapter):
     """Sequences are their ids."""
 
-    abilities = frozenset(Can) - {Can.CACHE}
+    abilities = frozenset(Can) - {Can.CACHE, Can.TELL}
 
     def __init__(self, num_blocks: int, block_size: int, *, caching: bool) -> None:
         super().__init__(num_blocks, block_size, caching=caching)

@@ -41,7 +41,7 @@ class State:
 class TransformersCB(Adapter):
     """Cached blocks are evicted all at once, when an allocation fails."""
 
-    abilities = frozenset(Can)
+    abilities = frozenset(Can) - {Can.TELL}
     forks_need_caching = True
 
     def __init__(self, num_blocks: int, block_size: int, *, caching: bool) -> None:

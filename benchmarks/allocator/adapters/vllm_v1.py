@@ -14,7 +14,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 
-from benchmarks.allocator.adapters.base import Adapter
+from benchmarks.allocator.adapters.base import Adapter, Can
 
 MAX_MODEL_LEN = 1 << 22
 HASH = "sha256"  # vLLM's default
@@ -32,6 +32,7 @@ class RunningBatch:
 class VLLMV1(Adapter):
     """`Request` hashes its prompt when it is made, which is part of admitting it."""
 
+    abilities = Adapter.abilities | {Can.TELL}
     evicts_like_model = True
 
     def __init__(self, num_blocks: int, block_size: int, *, caching: bool) -> None:
@@ -53,6 +54,7 @@ class VLLMV1(Adapter):
             scheduler_block_size=block_size,
             hash_block_size=block_size,
             enable_caching=caching,
+            enable_kv_cache_events=caching and self.tells,
         )
 
     def admit(self, seq_id: int, prompt: list[int]) -> tuple[Any, int]:
@@ -68,6 +70,9 @@ class VLLMV1(Adapter):
 
     def free(self, seq: Any) -> None:
         self.manager.free(seq)
+
+    def take_events(self) -> list[Any]:
+        return self.manager.take_events()
 
     def start(self, seqs: Sequence[Any], prompts: Sequence[list[int]]) -> RunningBatch:
         del prompts
