@@ -6,6 +6,7 @@ one, and what each slot of the device holds with what must be there.
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -531,6 +532,8 @@ class Engine(NaiveBlocks):
                 node = seq.nodes[(i + 1) * self.size - 1]
                 assert self.tree.hashes.setdefault(node, digest) == digest
         assert len(set(self.tree.hashes.values())) == len(self.tree.hashes)
+        self.verify_freeing(self.rng.sample(list(self.seqs), self.rng.randint(0, len(self.seqs))))
+        self.verify_occupancy()
         stored = {
             b * self.size + p % self.size
             for seq in self.seqs.values()
@@ -538,6 +541,35 @@ class Engine(NaiveBlocks):
             for b in [seq.table[p // self.size]]
         }
         assert self.manager.usage().num_stored_tokens == len(stored)
+
+    def verify_freeing(self, names: list[int]) -> None:
+        """What nobody but these holds could be had, at once or after the last of their steps."""
+        others = {b for name, seq in self.seqs.items() if name not in names for b in seq.table}
+        last_step: dict[int, int] = {}
+        for seq in map(self.seqs.__getitem__, names):
+            for block in set(seq.table) - others - self.pinned:
+                steps = (last_step.get(block, 0), self.fence.get(block, 0), seq.last_step)
+                last_step[block] = max(steps)
+        fenced = Counter(step for step in last_step.values() if step > self.completed)
+        answer = self.manager.freeing(iter(names))
+        assert answer == (len(last_step) - fenced.total(), dict(sorted(fenced.items())))
+
+    def verify_occupancy(self) -> None:
+        answer, states = self.manager.why_full(), self.states()
+        tables = [seq.table for seq in self.seqs.values()]
+        counts = Counter(block for table in tables for block in table)
+        own = {block for block, n in counts.items() if n == 1} - self.pinned
+        assert answer.num_fenced_blocks == Counter(self.fence[b] for b in states["fenced"])
+        assert answer.num_shared_blocks == len(counts.keys() - own)
+        assert answer.num_pinned_blocks == len(self.pinned - counts.keys())
+        for holder in answer.holders:
+            seq = self.seqs[holder.seq_id]  # type: ignore[index]  # ints are all we use
+            num_unused = len(seq.table) - self.num_blocks_for(seq.computed)
+            assert holder[1:] == (len(seq.table), len(own & set(seq.table)), num_unused)
+        parts = [answer.num_free_blocks, answer.num_cached_blocks, answer.num_shared_blocks]
+        parts += [answer.num_pinned_blocks, *answer.num_fenced_blocks.values()]
+        parts += [holder.num_own_blocks for holder in answer.holders]
+        assert sum(parts) == self.n
 
     def operate(self) -> None:
         operations: list[tuple[Callable[[], None], float]] = [

@@ -43,6 +43,7 @@ MODULES = (
     "reservations",
     "prompts",
     "swap",
+    "insight",
     "checks",
     "decode",
     "snapshots",

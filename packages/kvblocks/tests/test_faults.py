@@ -180,6 +180,8 @@ QUERIES: Mapping[str, Call] = {
     "block_hashes": lambda m: m.block_hashes("a"),
     "usage": lambda m: m.usage(),
     "stats": lambda m: m.stats(),
+    "freeing": lambda m: m.freeing("abcd"),
+    "why_full": lambda m: m.why_full(),
     "check": lambda m: m.check(),
     "state_digest": lambda m: m.state_digest(),
 }

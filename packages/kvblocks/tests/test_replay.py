@@ -38,6 +38,7 @@ QUERIES = {
     "can_swap_in",
     "can_swap_out",
     "check",
+    "freeing",
     "is_swapped",
     "match",
     "num_committed_tokens",
@@ -50,6 +51,7 @@ QUERIES = {
     "stats",
     "take_events",
     "usage",
+    "why_full",
 }
 PROGRAM = "from tests.test_replay import random_log; print(random_log(1, 2000), end='')"
 

@@ -168,14 +168,20 @@ class Ledger:
         if num_needed <= available:
             return Verdict(When.NOW, num_needed, available)
         within_reach = available
-        in_windows = Counter(self.windows.fenced.values())
-        for step in sorted({*self.pool.fenced, *self.runs.fenced, *in_windows}):
-            within_reach += len(self.pool.fenced.get(step, ())) - reused_fenced.get(step, 0)
-            within_reach += sum(len(run.blocks) for run in self.runs.fenced.get(step, ()))
-            within_reach += in_windows[step]
+        for step, num_fenced in sorted(self.fenced_blocks().items()):
+            within_reach += num_fenced - reused_fenced.get(step, 0)
             if num_needed <= within_reach:
                 return Verdict(When.AFTER_STEP, num_needed, available, step)
         return Verdict(When.LATER, num_needed, available)
+
+    def fenced_blocks(self) -> Counter[int]:
+        """How many blocks wait for each open step. O(fenced runs)."""
+        fenced = Counter(self.windows.fenced.values())
+        for step, blocks in self.pool.fenced.items():
+            fenced[step] += len(blocks)
+        for step, runs in self.runs.fenced.items():
+            fenced[step] += sum(len(run.blocks) for run in runs)
+        return +fenced
 
     def serve(self, verdict: Verdict) -> None:
         """Refuse what cannot be had now. `OutOfBlocks`."""

@@ -41,6 +41,7 @@ from kvblocks.hashing import (
     sha256_digest,
     split_blocks,
 )
+from kvblocks.insight import count_freeing, explain_occupancy
 from kvblocks.ledger import Ledger
 from kvblocks.pins import max_pinned_blocks
 from kvblocks.policies import make_policy
@@ -60,7 +61,9 @@ from kvblocks.results import (
     BlockMerge,
     BlockSwap,
     Forgotten,
+    Freeing,
     Match,
+    Occupancy,
     PinName,
     Reservation,
     SequenceId,
@@ -248,6 +251,34 @@ class BlockManager:
         blocks = split_blocks(tokens, self.block_size, num_full)
         media = media_keys(sequence.media, self.block_size)
         return tuple(chain_hashes(sequence.namespace.root, blocks, media, self._ledger.digest))
+
+    def freeing(self, seq_ids: Iterable[SequenceId]) -> Freeing:
+        """What it would yield to free these sequences together: now, and after which step.
+
+        Whoever looks for room asks before it preempts. O(blocks and runs of these sequences).
+        `UnknownSequence`; `InvalidSwap` for one that is swapped out.
+
+        >>> manager = BlockManager(num_blocks=4, block_size=4)
+        >>> for name in "ab":
+        ...     _ = manager.allocate(name, [1, 2, 3])
+        >>> step = manager.begin_step()
+        >>> _ = manager.append({"b": 3})
+        >>> print(manager.freeing(["a", "b"]))
+        1 blocks now, 1 after step 1
+        """
+        return count_freeing(self._ledger, seq_ids)
+
+    def why_full(self) -> Occupancy:
+        """Who holds the pool, and what waits for which step. O(blocks in all tables).
+
+        >>> manager = BlockManager(num_blocks=4, block_size=4)
+        >>> _ = manager.allocate("a", range(9))
+        >>> print(manager.why_full())
+        1 of 4 blocks can be had: 1 free, 0 cached; fenced: none
+        shared: 0; pinned, and in no table: 0
+        sequence 'a': 3 blocks, 3 its own, 3 not begun
+        """
+        return explain_occupancy(self._ledger)
 
     def usage(self) -> Usage:
         """What the held blocks hold, shared blocks counted once. O(blocks in all tables)."""

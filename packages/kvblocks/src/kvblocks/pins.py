@@ -106,7 +106,8 @@ class Pins:
     @property
     def blocks(self) -> set[int]:
         """The blocks that are pinned."""
-        return {block for run in self._pinned_runs() for block in run.blocks}
+        of_runs = (block for run in self._pinned_runs() for block in run.blocks)
+        return {*of_runs, *self.companions}
 
     def state(self) -> list[tuple[object, ...]]:
         """All that matters from now on, for comparison."""

@@ -129,6 +129,63 @@ class Reservation(NamedTuple):
     new_blocks: Mapping[SequenceId, tuple[int, ...]]  # those that replace shared ones first
 
 
+class Freeing(NamedTuple):
+    """What it would yield to free sequences: blocks that could be had at once, and after steps.
+
+    Cached blocks count: they can be had.
+    """
+
+    num_blocks: int
+    num_fenced_blocks: Mapping[int, int]  # open step -> blocks that could be had once it completes
+
+    def __str__(self) -> str:
+        later = (f", {n} after step {step}" for step, n in self.num_fenced_blocks.items())
+        return f"{self.num_blocks} blocks now" + "".join(later)
+
+
+class Holder(NamedTuple):
+    """What one sequence holds."""
+
+    seq_id: SequenceId
+    num_blocks: int
+    num_own_blocks: int  # that nobody else holds, no pin either
+    num_unused_blocks: int  # beyond what is computed
+
+    def __str__(self) -> str:
+        return (
+            f"sequence {self.seq_id!r}: {self.num_blocks} blocks, {self.num_own_blocks} its own, "
+            f"{self.num_unused_blocks} not begun"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Who holds the pool.
+
+    free + cached + fenced + shared + pinned + the own blocks of all holders = num_blocks.
+    """
+
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int  # these can be had, as free ones can
+    num_fenced_blocks: Mapping[int, int]  # step -> blocks that can be had once it completes
+    num_shared_blocks: int  # in several tables, or in one and pinned
+    num_pinned_blocks: int  # in no table
+    holders: tuple[Holder, ...]  # who holds most by itself first
+
+    def __str__(self) -> str:
+        can_be_had = self.num_free_blocks + self.num_cached_blocks
+        fenced = (f"{n} after step {step}" for step, n in self.num_fenced_blocks.items())
+        pool = (
+            f"{can_be_had} of {self.num_blocks} blocks can be had: {self.num_free_blocks} free, "
+            f"{self.num_cached_blocks} cached; fenced: {', '.join(fenced) or 'none'}"
+        )
+        both = (
+            f"shared: {self.num_shared_blocks}; pinned, and in no table: {self.num_pinned_blocks}"
+        )
+        return "\n".join([pool, both, *map(str, self.holders)])
+
+
 class AllSalts(Enum):
     """What stands for every salt, and for none."""
 
