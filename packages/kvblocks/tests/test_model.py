@@ -5,6 +5,7 @@ import pytest
 from .naive_engine import Engine
 from .naive_pins import PinningEngine
 from .naive_swaps import SwappingEngine
+from .naive_windows import WindowEngine
 
 
 @pytest.mark.parametrize("caching", [True, False])
@@ -62,12 +63,35 @@ def test_what_is_swapped_comes_back_as_it_was(
     assert engine.num_swaps_in
 
 
-def operate(engine: Engine, num_operations: int, name: str) -> None:
+@pytest.mark.parametrize("windows", [(1,), (3,), (6,), (2, 9)])
+@pytest.mark.parametrize("num_blocks", [6, 16, 40])
+@pytest.mark.parametrize("block_size", [1, 2, 4])
+@pytest.mark.parametrize("seed", [1])
+def test_every_group_reads_what_its_window_holds(
+    seed: int, block_size: int, num_blocks: int, windows: tuple[int, ...]
+) -> None:
+    engine = WindowEngine(seed, num_blocks, block_size, windows, caching=True)
+    operate(engine, 1500, f"{seed=} {block_size=} {num_blocks=} {windows=}")
+    assert engine.num_evicted
+
+
+@pytest.mark.parametrize("windows", [(3,), (2, 9)])
+@pytest.mark.parametrize("num_blocks", [6, 16])
+@pytest.mark.parametrize("block_size", [1, 4])
+@pytest.mark.parametrize("seed", [1])
+def test_every_group_reads_what_its_window_holds_without_a_prefix_cache(
+    seed: int, block_size: int, num_blocks: int, windows: tuple[int, ...]
+) -> None:
+    engine = WindowEngine(seed, num_blocks, block_size, windows, caching=False)
+    operate(engine, 1000, f"{seed=} {block_size=} {num_blocks=} {windows=} without a cache")
+
+
+def operate(engine: Engine | WindowEngine, num_operations: int, name: str) -> None:
     for number in range(num_operations):
         try:
             engine.operate()
             engine.verify()
-            if number % 16 == 0:
+            if number % 16 == 0 and isinstance(engine, Engine):
                 engine.verify_rarely()
         except BaseException:
             print(f"{name}: operation {number}")

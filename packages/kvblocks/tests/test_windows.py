@@ -1,8 +1,22 @@
 """Groups with windows: what is held, given up, found again and never asked for in vain."""
 
+from io import StringIO
+
 import pytest
 
-from kvblocks import BlockCopy, BlockManager, InvalidConfig, UnknownGroup
+from kvblocks import (
+    BlockCopy,
+    BlockManager,
+    InvalidBatch,
+    InvalidConfig,
+    OutOfBlocks,
+    PinLimit,
+    UnknownGroup,
+    Verdict,
+    When,
+)
+from kvblocks.recording import RecordingBlockManager
+from kvblocks.replay import Replay
 
 from .helpers import filled, refused
 
@@ -198,3 +212,221 @@ def test_equal_content_is_merged_in_each_group(manager: BlockManager) -> None:
     ]
     assert [manager.block_table(name, 1) for name in "AB"] == [manager.block_table("A", 1)] * 2
     manager.check()
+
+
+# ── eviction ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_was_given_up_longest_ago_goes_first_whatever_group_it_is_of() -> None:
+    manager = BlockManager(20, SIZE, windows=(WINDOW,))
+    filled(manager, "A", 20)  # 5 blocks each; the window has left 3 behind
+    manager.free("A")
+    assert manager.stats().num_free_blocks == 10
+    manager.allocate("B", 10 * [1])  # 3 and 3
+    manager.allocate("C", 14 * [2])  # 4, and 3 of a window
+    assert manager.stats().num_evicted_blocks == 3
+    assert manager.match([*range(20), 7]).num_tokens == 20
+    assert manager.match([*range(16), 7]).num_tokens == 0
+    manager.check()
+
+
+def test_a_block_that_is_evicted_takes_its_companions_along() -> None:
+    manager = BlockManager(6, SIZE, windows=(WINDOW,))
+    filled(manager, "A", 2 * SIZE)
+    manager.free("A")
+    manager.allocate("B", 3 * [1])  # the last two free ones
+    assert manager.stats().num_free_blocks == 0
+    manager.allocate("C", 3 * [2])
+    assert manager.match([*range(8), 7]).num_tokens == SIZE
+    assert manager.stats().num_cached_blocks == 2
+    assert manager.stats().num_evicted_blocks == 2
+    manager.check()
+
+
+def test_a_match_is_shortened_to_where_every_window_is_whole_and_not_to_nothing() -> None:
+    manager = BlockManager(14, SIZE, windows=(WINDOW,))
+    filled(manager, "A", 8)
+    manager.free("A")
+    filled(manager, "B", [*range(20)])
+    manager.free("B")
+    assert manager.match([*range(20), 7]).num_tokens == 20
+    assert manager.stats().num_free_blocks == 4
+    manager.match([*range(8), 7])
+    filled(manager, "C", [*range(8), 7])  # its window is used again, and so given up last
+    manager.free("C")
+    while manager.match([*range(20), 7]).num_tokens == 20:
+        name = f"D{manager.stats().num_evicted_blocks}"
+        manager.allocate(name, 9 * [5])
+    assert manager.match([*range(20), 7]).num_tokens == 8
+    manager.check()
+
+
+@pytest.mark.parametrize("num_blocks", [400, 120])
+def test_groups_do_not_veto_each_other_on_conversations(num_blocks: int) -> None:
+    """Turns of eight conversations in rounds: what full attention finds, the window finds too."""
+    manager = BlockManager(num_blocks, SIZE, windows=(WINDOW,))
+    talks = [[100 * talk + i for i in range(12)] for talk in range(8)]
+    found = asked = 0
+    for turn in range(6):
+        for talk in talks:
+            found += manager.allocate(turn, talk).num_cached_tokens
+            asked += len(talk)
+            for chunk in range(manager.num_computed_tokens(turn), len(talk), SIZE):
+                manager.append({turn: min(SIZE, len(talk) - chunk)})
+                manager.commit(turn, manager.num_computed_tokens(turn))
+            for _ in range(5):
+                talk.append(len(talk))
+                manager.append({turn: talk[-1:]})
+                manager.commit(turn, len(talk))
+            manager.free(turn)
+            talk += [turn, turn]
+        manager.check()
+    most = asked - 8 * 12 - 5 * 8 * (SIZE + 2)  # all but the first prompts, what is new, and tails
+    assert found > (most if num_blocks == 400 else most // 2)
+
+
+# ── all or nothing ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_verdicts_count_the_blocks_of_every_group() -> None:
+    manager = BlockManager(8, SIZE, prefix_caching=False, windows=(WINDOW,))
+    assert manager.can_allocate(5 * SIZE).num_needed_blocks == 5 + DEPTH + 1
+    assert manager.can_allocate(6 * SIZE).when is When.NEVER
+    manager.allocate("A", 5 * SIZE)
+    with refused(manager, OutOfBlocks) as caught:
+        manager.allocate("B", 1)
+    assert isinstance(caught.value, OutOfBlocks)
+    assert caught.value.verdict == Verdict(When.LATER, 2, 0)
+    assert manager.can_append({"A": 5 * SIZE}).when is When.NEVER
+    assert manager.can_append({"A": 4 * SIZE}).num_needed_blocks == 1
+    with refused(manager, OutOfBlocks):
+        manager.append({"A": 4 * SIZE})
+    manager.append({"A": 3 * SIZE})
+
+
+def test_what_a_window_gives_up_in_a_step_is_said_to_come_after_it() -> None:
+    manager = BlockManager(7, SIZE, prefix_caching=False, windows=(WINDOW,))
+    manager.allocate("A", 4 * SIZE)
+    step = manager.begin_step()
+    manager.append({"A": 3 * SIZE})
+    manager.commit("A", 3 * SIZE)
+    assert manager.can_append({"A": SIZE}) == Verdict(When.AFTER_STEP, 1, 0, step)
+    manager.complete_step(step)
+    manager.append({"A": SIZE})
+
+
+def test_a_companion_that_waits_for_a_step_can_be_found_and_held() -> None:
+    manager = BlockManager(6, SIZE, windows=(WINDOW,))
+    manager.allocate("A", range(8))
+    step = manager.begin_step()
+    manager.append({"A": 8})
+    manager.commit("A", 8)
+    manager.free("A")
+    assert manager.can_allocate(range(12)) == Verdict(When.NOW, 2, 2)
+    assert manager.can_allocate(12 * [9]) == Verdict(When.AFTER_STEP, 6, 2, step)
+    assert manager.allocate("B", range(9)).num_cached_tokens == 8
+    manager.check()
+    manager.free("B")
+    manager.check()
+    manager.complete_step(step)
+    assert manager.stats().num_cached_blocks == 4
+    manager.check()
+
+
+# ── pins, resets, copies ─────────────────────────────────────────────────────────────────────────
+
+
+def test_a_pin_keeps_what_a_prompt_reads_that_goes_on_from_it(manager: BlockManager) -> None:
+    filled(manager, "A", 20)
+    manager.free("A")
+    manager.pin("system", range(20))
+    assert manager.stats().num_pinned_blocks == 5 + DEPTH
+    manager.check()
+    while manager.can_allocate(9 * [1]).is_now:
+        manager.allocate(manager.stats().num_sequences, 9 * [1])
+        manager.check()
+    assert manager.match([*range(20), 7]).num_tokens == 20
+    assert manager.can_allocate(38 * SIZE * [1]).when is When.NEVER
+    manager.unpin("system")
+    assert manager.stats().num_pinned_blocks == 0
+    manager.check()
+
+
+def test_two_pins_of_one_prefix_count_its_blocks_once(manager: BlockManager) -> None:
+    filled(manager, "A", 20)
+    manager.pin("one", range(20))
+    manager.pin("other", range(20))
+    assert manager.stats().num_pinned_blocks == 5 + DEPTH
+    manager.unpin("one")
+    assert manager.stats().num_pinned_blocks == 5 + DEPTH
+    manager.check()
+
+
+def test_a_pin_that_would_pass_the_limit_with_its_window_is_refused() -> None:
+    manager = BlockManager(40, SIZE, windows=(WINDOW,), pin_limit=5 + DEPTH - 1)
+    filled(manager, "A", 20)
+    with refused(manager, PinLimit, match="at most 6 blocks, got 7"):
+        manager.pin("system", range(20))
+
+
+def test_a_reset_forgets_the_content_of_every_group(manager: BlockManager) -> None:
+    filled(manager, "A", 20)
+    filled(manager, "B", 8, first_token=100)
+    manager.free("B")
+    assert tuple(manager.reset_prefix_cache()) == (2 + 2 + 3, 0, 5 + 2)
+    assert manager.stats().num_cached_blocks == 0
+    manager.check()
+    decode(manager, "A", 9)
+    manager.free("A")
+    assert manager.stats().num_free_blocks == 40
+
+
+def test_a_reset_leaves_what_steps_use_until_they_complete(manager: BlockManager) -> None:
+    manager.allocate("A", range(8))
+    step = manager.begin_step()
+    manager.append({"A": 8})
+    manager.commit("A", 8)
+    manager.free("A")
+    assert tuple(manager.reset_prefix_cache()) == (0, 4, 0)
+    manager.check()
+    manager.complete_step(step)
+    assert manager.stats().num_free_blocks == 40
+    manager.check()
+
+
+def test_a_snapshot_has_every_group(manager: BlockManager) -> None:
+    filled(manager, "A", 21)
+    manager.free("A")
+    filled(manager, "B", 14)
+    copy = BlockManager.restore(manager.snapshot())
+    copy.check()
+    assert copy.state_digest() == manager.state_digest()
+    for each in (manager, copy):
+        decode(each, "B", 9)
+    assert copy.block_table("B", 1) == manager.block_table("B", 1)
+    assert copy.state_digest() == manager.state_digest()
+
+
+def test_a_log_says_which_windows_there_were() -> None:
+    log = StringIO()
+    manager = RecordingBlockManager(log, 40, SIZE, windows=(WINDOW,), digest_every=1)
+    filled(manager, "A", 14)
+    manager.free("A")
+    filled(manager, "B", 14)
+    replay = Replay(log.getvalue().splitlines())
+    assert [applied.error for applied in replay if applied.error] == []
+    assert replay.manager.windows == (WINDOW,)
+    assert (replay.num_digests > 0, replay.num_wrong_digests) == (True, 0)
+
+
+# ── what does not go together ────────────────────────────────────────────────────────────────────
+
+
+def test_windows_and_host_blocks_do_not_go_together() -> None:
+    with pytest.raises(InvalidConfig, match=r"num_host_blocks needs no windows, got \(4,\)"):
+        BlockManager(4, windows=(4,), num_host_blocks=1)
+
+
+def test_windows_and_decode_batches_do_not_go_together(manager: BlockManager) -> None:
+    with refused(manager, InvalidBatch, match=r"a decode batch needs no windows, got \(6,\)"):
+        manager.decode_batch()

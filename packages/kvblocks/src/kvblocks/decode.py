@@ -62,6 +62,8 @@ class DecodeBatch:
     """
 
     def __init__(self, ledger: Ledger) -> None:
+        if ledger.windows.sizes:
+            raise InvalidBatch(f"a decode batch needs no windows, got {ledger.windows.sizes}")
         self._ledger = ledger
         self._rows: list[_Row] = []
         self._row_of: dict[Sequence, _Row] = {}
@@ -107,8 +109,6 @@ class DecodeBatch:
     def check_join(self, seq_id: SequenceId) -> None:
         """Raise what `join` would, and change nothing."""
         sequence = self._ledger.get(seq_id)
-        if sequence.windows:
-            raise InvalidBatch("sequences with windows cannot join a batch")
         if sequence.batch is self:
             raise InvalidBatch(f"sequence {seq_id!r} is in this batch already")
         lengths = (sequence.num_committed, sequence.num_computed, sequence.num_known)

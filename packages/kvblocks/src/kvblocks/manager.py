@@ -90,6 +90,9 @@ class BlockManager:
     Every id 0..num_blocks-1 is usable, and a fresh manager hands out 0, 1, 2, ... Costs are stated
     per call; none depends on the size of the pool or of the cache.
 
+    `windows` are groups of layers whose queries read that many keys, their own included: they take
+    blocks from the same pool and have tables of their own, without what no later query can read.
+
     >>> manager = BlockManager(num_blocks=8, block_size=4)
     >>> manager.allocate("a", [1, 2, 3, 4, 5, 6]).block_ids
     (0, 1)
