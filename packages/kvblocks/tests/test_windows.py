@@ -12,6 +12,7 @@ from kvblocks import (
     OutOfBlocks,
     PinLimit,
     UnknownGroup,
+    Usage,
     Verdict,
     When,
 )
@@ -198,6 +199,24 @@ def test_window_blocks_that_were_left_behind_can_be_found_until_they_are_evicted
         assert manager.match([*range(num_tokens), 7]).num_tokens == num_tokens // SIZE * SIZE
 
 
+@pytest.mark.parametrize("windows", [(3, 6), (6, 3)])
+def test_what_one_window_shortens_the_others_must_have_whole(windows: tuple[int, int]) -> None:
+    manager = BlockManager(80, 1, windows=windows)
+    filled(manager, "A", 20)
+    short, long = (windows.index(size) for size in (3, 6))
+    companions, table = manager._ledger.windows.companions, manager.block_table("A")
+    for group, index in ((long, 15), (short, 13), (long, 8)):
+        companions[group][table[index]] = -1
+    assert manager.match([*range(20), 7]).num_tokens == 8
+
+
+def test_usage_counts_the_blocks_of_every_group(manager: BlockManager) -> None:
+    filled(manager, "A", 6)
+    assert manager.usage() == Usage(num_blocks=4, num_slots=16, num_stored_tokens=12)
+    decode(manager, "A", 5)
+    assert manager.usage() == Usage(num_blocks=5, num_slots=20, num_stored_tokens=11 + 7)
+
+
 def test_equal_content_is_merged_in_each_group(manager: BlockManager) -> None:
     for name in "AB":
         manager.allocate(name, range(8))
@@ -346,7 +365,9 @@ def test_a_pin_keeps_what_a_prompt_reads_that_goes_on_from_it(manager: BlockMana
         manager.allocate(manager.stats().num_sequences, 9 * [1])
         manager.check()
     assert manager.match([*range(20), 7]).num_tokens == 20
-    assert manager.can_allocate(38 * SIZE * [1]).when is When.NEVER
+    longest = [*range(20), *(32 * SIZE) * [1]]  # 5 pinned blocks and 32, 2 pinned ones and 1
+    assert manager.can_allocate(longest).when is When.LATER
+    assert manager.can_allocate([*longest, 1]).when is When.NEVER
     manager.unpin("system")
     assert manager.stats().num_pinned_blocks == 0
     manager.check()
