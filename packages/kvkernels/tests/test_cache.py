@@ -97,7 +97,7 @@ def test_write_kv_refuses_tokens_that_do_not_fit_slots_and_caches() -> None:
 
 @pytest.mark.parametrize("name", ["k_cache", "v_cache"])
 def test_write_kv_refuses_a_read_only_cache(name: str) -> None:
-    caches = {"k_cache": new_cache(), "v_cache": new_cache()}
+    caches: dict[str, Any] = {"k_cache": new_cache(), "v_cache": new_cache()}
     caches[name].flags.writeable = False
     with pytest.raises(ArrayError, match=f"^{name} is written, so it must not be read-only$"):
         write_kv(new_tokens(1), new_tokens(1), **caches, slot_mapping=np.arange(1))

@@ -17,6 +17,7 @@ from kvkernels.arrays import (
     require_caches,
     require_writable,
 )
+from kvkernels.cuda.arrays import is_on_device
 from kvkernels.errors import ArgumentError, PoolIndexError, ShapeError
 
 
@@ -31,9 +32,18 @@ def paged_attention(
     scale: float | None = None,
     causal: bool = True,
     window_left: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    k_scale: Any = 1.0,
+    v_scale: Any = 1.0,
+    kv_dtype: str | None = None,
+    deterministic: bool = False,
     out: Any = None,
     lse: Any = None,
     return_lse: bool = False,
+    workspace: Any = None,
+    stream: Any = None,
 ) -> Any:
     """Attend query rows to the keys and values of their sequences in a paged cache.
 
@@ -62,6 +72,16 @@ def paged_attention(
         out: Float32 [T, Hq, D], C-contiguous, written and returned; it overlaps no input.
         lse: Float32 [T, Hq], C-contiguous, written; it needs return_lse=True.
         return_lse: Whether to return (out, lse).
+        softcap: On a GPU; scores become softcap * tanh(score / softcap). 0 means none.
+        alibi_slopes: On a GPU; float32 [Hq], times (key position - row position) is added.
+        sinks: On a GPU; float32 [Hq], scores that take probability and have no value.
+        k_scale: On a GPU; what 8-bit keys are multiplied with, a number or float32
+            [num_blocks, Hkv, block_size].
+        v_scale: Like k_scale, for values.
+        kv_dtype: On a GPU; what the bits of integer caches mean, "bfloat16" or "float8_e4m3".
+        deterministic: Whether a row's bits may not depend on its batch; on a CPU they never do.
+        workspace: On a GPU; uint8, aligned to 16 bytes. None allocates.
+        stream: On a GPU; where to launch. None means the current one of the framework of q.
 
     Returns:
         out, or (out, lse) with return_lse: the objects that were passed, else new NumPy arrays,
@@ -82,6 +102,32 @@ def paged_attention(
     >>> paged_attention(q, keys, values, table, lengths).sum(axis=-1)
     array([[8., 8.]], dtype=float32)
     """
+    if is_on_device(q):
+        from kvkernels.cuda import calls as cuda  # noqa: PLC0415  # most callers have no GPU
+
+        return cuda.paged_attention(
+            *(q, k_cache, v_cache, block_table, seq_lens),
+            cu_seqlens_q=cu_seqlens_q,
+            scale=scale,
+            causal=causal,
+            window_left=window_left,
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            kv_dtype=kv_dtype,
+            deterministic=deterministic,
+            out=out,
+            lse=lse,
+            return_lse=return_lse,
+            workspace=workspace,
+            stream=stream,
+        )
+    gpu_only = (alibi_slopes, sinks, kv_dtype, workspace, stream)
+    if softcap or any(value is not None for value in gpu_only) or k_scale != 1 or v_scale != 1:
+        rule = "softcap, alibi_slopes, sinks, scales of the cache, kv_dtype, workspace and stream"
+        raise ArgumentError(f"{rule} need arrays in GPU memory, got {type(q).__qualname__}")
     queries = require("q", q, FLOAT32, "T, Hq, D")
     keys, values = require_caches(k_cache, v_cache)
     num_rows, num_heads, head_dim = queries.shape

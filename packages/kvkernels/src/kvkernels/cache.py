@@ -16,10 +16,24 @@ from kvkernels.arrays import (
     require_writable,
     view,
 )
+from kvkernels.cuda.arrays import is_on_device
 from kvkernels.errors import ArgumentError, PoolIndexError, ShapeError
 
 
-def write_kv(k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any) -> None:
+def write_kv(
+    k: Any,
+    v: Any,
+    k_cache: Any,
+    v_cache: Any,
+    slot_mapping: Any,
+    *,
+    cos: Any = None,
+    sin: Any = None,
+    k_scale: Any = 1.0,
+    v_scale: Any = 1.0,
+    kv_dtype: str | None = None,
+    stream: Any = None,
+) -> None:
     """Write the keys and values of new tokens into their slots of a layer's cache.
 
     Args:
@@ -29,7 +43,15 @@ def write_kv(k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any) -> N
             dense. It overlaps neither k nor v.
         v_cache: Like k_cache; its strides may differ.
         slot_mapping: Int64 [T]; slot = block_id * block_size + offset. -1 writes nothing. When a
-            slot comes twice, the later token stays.
+            slot comes twice, the later token stays; on a GPU, either.
+        cos: On a GPU; float32 [T, rotary_dim / 2]: keys are rotated by these angles, the first
+            half of their rotated dimensions with the second.
+        sin: Like cos.
+        k_scale: On a GPU; what keys are divided by before they are rounded, or for 8-bit caches
+            float32 [num_blocks, Hkv, block_size], where each vector's own scale is written.
+        v_scale: Like k_scale, for values.
+        kv_dtype: On a GPU; what the bits of integer caches mean, "bfloat16" or "float8_e4m3".
+        stream: On a GPU; where to launch. None means the current one of the caches' framework.
 
     Raises:
         ArrayError, DtypeError, ShapeError, PoolIndexError: before anything is written.
@@ -43,6 +65,23 @@ def write_kv(k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any) -> N
     >>> keys[2, 0, :, 0]
     array([0., 1., 0., 0.], dtype=float32)
     """
+    if is_on_device(k_cache):
+        from kvkernels.cuda import calls as cuda  # noqa: PLC0415  # most callers have no GPU
+
+        cuda.write_kv(
+            *(k, v, k_cache, v_cache, slot_mapping),
+            cos=cos,
+            sin=sin,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            kv_dtype=kv_dtype,
+            stream=stream,
+        )
+        return
+    gpu_only = (cos, sin, kv_dtype, stream)
+    if any(value is not None for value in gpu_only) or k_scale != 1 or v_scale != 1:
+        rule = "cos, sin, k_scale, v_scale, kv_dtype and stream need arrays in GPU memory"
+        raise ArgumentError(f"{rule}, got {type(k_cache).__qualname__}")
     new_keys = require("k", k, FLOAT32, "T, Hkv, D")
     new_values = require("v", v, FLOAT32, "T, Hkv, D")
     keys, values = require_caches(k_cache, v_cache)
@@ -69,7 +108,7 @@ def write_kv(k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any) -> N
         cpu.write(*source, *target, *geometry)
 
 
-def copy_blocks(caches: Sequence[Any], copies: Iterable[Any]) -> None:
+def copy_blocks(caches: Sequence[Any], copies: Iterable[Any], *, stream: Any = None) -> None:
     """Do a step's copy-on-write copies in every cache given, in one call for all layers.
 
     Args:
@@ -80,6 +119,7 @@ def copy_blocks(caches: Sequence[Any], copies: Iterable[Any]) -> None:
             num_tokens positions of block `source` are copied to block `destination`, and no other
             position is written. A destination is neither a source nor another's destination, so
             their order does not matter.
+        stream: Of caches in GPU memory, where to launch; None means the current stream.
 
     Raises:
         ArrayError, ShapeError, ArgumentError, PoolIndexError: before anything is written.
@@ -92,10 +132,12 @@ def copy_blocks(caches: Sequence[Any], copies: Iterable[Any]) -> None:
     >>> keys[2, 0, :, 0]
     array([1., 1., 1., 2.], dtype=float32)
     """
-    arrays = [view(f"caches[{n}]", cache) for n, cache in enumerate(caches)]
+    on_gpu = bool(len(caches)) and is_on_device(caches[0])
+    arrays = [cache if on_gpu else view(f"caches[{n}]", cache) for n, cache in enumerate(caches)]
     for n, array in enumerate(arrays):
-        require_writable(f"caches[{n}]", array)
-        if array.ndim != 4:
+        if not on_gpu:
+            require_writable(f"caches[{n}]", array)
+        if len(array.shape) != 4:
             axes = "num_blocks, num_kv_heads, block_size, head_dim"
             raise ShapeError(f"caches[{n}] must have the shape [{axes}], got {list(array.shape)}")
         if array.shape[::2] != arrays[0].shape[::2]:
@@ -106,6 +148,11 @@ def copy_blocks(caches: Sequence[Any], copies: Iterable[Any]) -> None:
         raise ShapeError("caches must hold at least one array, got none")
     triples = [_triple(copy) for copy in copies]
     _check_copies(triples, *arrays[0].shape[::2])
+    if on_gpu:
+        from kvkernels.cuda import calls as cuda  # noqa: PLC0415  # most callers have no GPU
+
+        cuda.copy_blocks(caches, triples, stream)
+        return
     for array in arrays:
         for source, destination, num_tokens in triples:
             array[destination, :, :num_tokens] = array[source, :, :num_tokens]

@@ -4,6 +4,7 @@ It knows torch, CuPy, `__cuda_array_interface__` and DLPack by their protocols, 
 an array comes from there, and copies nothing.
 """
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,6 +74,8 @@ class DeviceArray:
 
 def is_on_device(array: Any) -> bool:
     """Whether an array says that it lies in the memory of a CUDA device."""
+    if type(array) is np.ndarray:
+        return False
     if type(array).__module__.partition(".")[0] == "torch":
         return bool(array.is_cuda)
     if hasattr(array, "__cuda_array_interface__"):
@@ -125,7 +128,7 @@ def _view_interface(name: str, array: Any) -> DeviceArray:
     shape = tuple(interface["shape"])
     given = interface.get("strides")
     if given is None:
-        given = np.empty((0, *shape[1:]), dtype).strides if shape else ()
+        given = tuple(dtype.itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
     if any(stride % dtype.itemsize for stride in given):
         rule = f"strides of {name} must be multiples of its {dtype.itemsize}-byte items"
         raise ShapeError(f"{rule}, got {given} bytes")
