@@ -415,12 +415,12 @@ def test_a_snapshot_keeps_the_events_that_wait() -> None:
 
 
 def test_events_do_not_go_with_windows() -> None:
-    with pytest.raises(InvalidConfig, match=r"events need no windows, got \(4,\)"):
+    with pytest.raises(InvalidConfig, match=r"events needs no windows, got \(4,\)"):
         BlockManager(8, windows=[4], events=True)
 
 
 def test_events_need_a_prefix_cache() -> None:
-    with pytest.raises(InvalidConfig, match="events need prefix_caching"):
+    with pytest.raises(InvalidConfig, match="events needs prefix_caching"):
         BlockManager(8, prefix_caching=False, events=True)
 
 

@@ -38,6 +38,7 @@ QUERIES = {
     "can_swap_in",
     "can_swap_out",
     "check",
+    "explain",
     "freeing",
     "is_swapped",
     "match",

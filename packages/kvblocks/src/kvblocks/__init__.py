@@ -34,6 +34,7 @@ from kvblocks.results import (
     BlockCopy,
     BlockMerge,
     BlockSwap,
+    Explanation,
     Forgotten,
     Freeing,
     Holder,
@@ -47,6 +48,7 @@ from kvblocks.results import (
     Usage,
     Verdict,
     When,
+    WhyNot,
 )
 
 __all__ = [
@@ -59,6 +61,7 @@ __all__ = [
     "BlockMerge",
     "BlockSwap",
     "DecodeBatch",
+    "Explanation",
     "Forgotten",
     "Freeing",
     "Holder",
@@ -91,6 +94,7 @@ __all__ = [
     "Usage",
     "Verdict",
     "When",
+    "WhyNot",
     "__version__",
     "chain_hashes",
     "media_keys",

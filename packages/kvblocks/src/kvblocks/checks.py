@@ -43,8 +43,9 @@ def check(ledger: Ledger) -> None:
     check_swapped(ledger.swapped)
     check_host(ledger.host, ledger.swapped)
     check_windows(ledger, sequences)
-    if ledger.log:
+    if ledger.needs_hashes:
         check_keys(runs, everyone, ledger.block_size, ledger.digest)
+    if ledger.log:
         check_events(runs, ledger.log)
     _require(
         len(pinned) == ledger.pins.num_blocks <= ledger.pins.max_blocks,

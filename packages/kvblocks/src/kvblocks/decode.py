@@ -202,7 +202,7 @@ class DecodeBatch:
             raise InvalidTokens(
                 f"commit needs one token id for each of the {len(rows)} rows, got {len(packed)}"
             )
-        hashes = self._hash_full_blocks(rows, packed) if self._ledger.log else {}
+        hashes = self._hash_full_blocks(rows, packed) if self._ledger.needs_hashes else {}
         self._pending.popleft()
         self._num_committed += 1
         if not keeps_ids:

@@ -15,6 +15,7 @@ from kvblocks.errors import InvalidSwap, OutOfBlocks, SequenceExists, UnknownSeq
 from kvblocks.events import EventLog
 from kvblocks.hashing import TOKEN_BYTES, Digest, chain_packed, media_keys
 from kvblocks.host import HostBlocks, Swapped
+from kvblocks.memory import Memory
 from kvblocks.pins import Pins
 from kvblocks.policies import Policy
 from kvblocks.pool import BlockPool
@@ -51,6 +52,7 @@ class Ledger:
         windows: tuple[int, ...],
         digest: Digest,
         log: EventLog | None,
+        memory: Memory | None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -59,7 +61,9 @@ class Ledger:
         self.pool = BlockPool(num_blocks)
         self.digest = digest
         self.log = log
-        self.runs = RunTree(self.pool, block_size, policy, log)
+        self.memory = memory
+        self.needs_hashes = log is not None or memory is not None
+        self.runs = RunTree(self.pool, block_size, policy, log, memory)
         self.windows = Windows(self.pool, self.runs, block_size, windows)
         self.pins = Pins(self.runs, self.windows, max_pinned)
         self.host = HostBlocks(num_host_blocks)

@@ -27,6 +27,7 @@ from kvblocks.checks import check
 from kvblocks.decode import DecodeBatch
 from kvblocks.errors import InvalidBatch, InvalidConfig, InvalidLength, UnknownBlock
 from kvblocks.events import Event, EventLog
+from kvblocks.explain import explain
 from kvblocks.hashing import (
     Adapter,
     Digest,
@@ -43,6 +44,7 @@ from kvblocks.hashing import (
 )
 from kvblocks.insight import count_freeing, explain_occupancy
 from kvblocks.ledger import Ledger
+from kvblocks.memory import Memory
 from kvblocks.pins import max_pinned_blocks
 from kvblocks.policies import make_policy
 from kvblocks.prompts import (
@@ -60,6 +62,7 @@ from kvblocks.results import (
     Batch,
     BlockMerge,
     BlockSwap,
+    Explanation,
     Forgotten,
     Freeing,
     Match,
@@ -118,6 +121,7 @@ class BlockManager:
         windows: Iterable[int] = (),
         digest: Digest = sha256_digest,
         events: bool = False,
+        explains: bool = False,
     ) -> None:
         self.num_blocks = operator.index(num_blocks)
         self.block_size = operator.index(block_size)
@@ -130,17 +134,18 @@ class BlockManager:
             raise InvalidConfig(f"block_size must be at least 1, got {block_size}")
         if self.num_host_blocks < 0:
             raise InvalidConfig(f"num_host_blocks must not be negative, got {num_host_blocks}")
-        if partial_reuse and not prefix_caching:
-            raise InvalidConfig("partial_reuse needs prefix_caching")
-        if events and not prefix_caching:
-            raise InvalidConfig("events need prefix_caching")
         self.windows = read_windows(windows)
-        if partial_reuse and self.windows:
-            raise InvalidConfig(f"partial_reuse needs no windows, got {self.windows}")
-        if num_host_blocks and self.windows:
-            raise InvalidConfig(f"num_host_blocks needs no windows, got {self.windows}")
-        if events and self.windows:
-            raise InvalidConfig(f"events need no windows, got {self.windows}")
+        on_content: dict[str, int] = {
+            "partial_reuse": partial_reuse,
+            "events": events,
+            "explains": explains,
+        }
+        for name, value in on_content.items():
+            if value and not prefix_caching:
+                raise InvalidConfig(f"{name} needs prefix_caching")
+        for name, value in (on_content | {"num_host_blocks": num_host_blocks}).items():
+            if value and self.windows:
+                raise InvalidConfig(f"{name} needs no windows, got {self.windows}")
         self.policy = policy
         self._ledger = Ledger(
             self.num_blocks,
@@ -153,6 +158,7 @@ class BlockManager:
             windows=self.windows,
             digest=digest,
             log=EventLog(self.block_size) if events else None,
+            memory=Memory(4 * self.num_blocks) if explains else None,
         )
 
     # ── what is there ────────────────────────────────────────────────────────────────────────
@@ -283,6 +289,23 @@ class BlockManager:
         """
         return explain_occupancy(self._ledger)
 
+    def explain(self, seq_id: SequenceId) -> Explanation:
+        """Why no more of a sequence's prompt was cached when it was allocated. O(1).
+
+        A fork has the answer of its parent. `InvalidConfig` without `explains=True`, which costs a
+        SHA-256 for each full block, and at `allocate` a look at every sequence. `UnknownSequence`.
+
+        >>> manager = BlockManager(num_blocks=8, block_size=2, explains=True)
+        >>> _ = manager.allocate("a", [1, 2, 3, 4]), manager.append({"a": 4})
+        >>> _ = manager.allocate("b", [1, 2, 3, 4])
+        >>> print(manager.explain("b"))
+        0 of 4 tokens cached: from position 0 sequence 'a' has it to compute
+        """
+        explanation = self._ledger.find(seq_id).explanation
+        if explanation is None:
+            raise InvalidConfig("explain needs a manager that was made with explains=True")
+        return explanation
+
     def usage(self) -> Usage:
         """What the held blocks hold, shared blocks counted once. O(blocks in all tables)."""
         return self._ledger.usage()
@@ -318,7 +341,14 @@ class BlockManager:
         priority = operator.index(priority)
         lookahead = read_lookahead(num_lookahead_tokens)
         prompt = read_prompt(self._ledger, tokens, salt, adapter, media)
-        return allocate(self._ledger, seq_id, prompt, priority, lookahead)
+        memory = self._ledger.memory
+        if memory is None:
+            return allocate(self._ledger, seq_id, prompt, priority, lookahead)
+        explanation = explain(self._ledger, memory, prompt)
+        allocation = allocate(self._ledger, seq_id, prompt, priority, lookahead)
+        self._ledger.sequences[seq_id].explanation = explanation
+        memory.note_namespace(prompt.namespace)
+        return allocation
 
     def append(self, batch: Batch) -> StepPlan:
         """Schedule the next positions of several sequences; take blocks only past their capacity.
@@ -371,7 +401,7 @@ class BlockManager:
         if sequence.keeps_ids:
             sequence.check_ids(num_tokens, packed)
         hashes: list[bytes] = []
-        if self._ledger.log:
+        if self._ledger.needs_hashes:
             hashes = self._ledger.hash_news(sequence, num_tokens, packed)
         self._ledger.leave_batch(sequence)
         sequence.num_committed = num_tokens

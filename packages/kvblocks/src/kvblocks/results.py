@@ -295,6 +295,53 @@ class Usage:
         return self.num_slots - self.num_stored_tokens
 
 
+class WhyNot(Enum):
+    """Why no more of a prompt was found in the cache."""
+
+    WHOLE = "whole"  # all its full blocks were found; one token is always left to compute
+    NOT_READY = "not ready"  # a sequence is computing the next block
+    EVICTED = "evicted"
+    FORGOTTEN = "forgotten"  # by a reset
+    OTHER_NAMESPACE = "other namespace"  # more of it is cached behind another salt or adapter
+    DIFFERS = "differs"  # what is cached goes on otherwise, in the midst of the next block
+    NEW = "new"  # nothing like the next block is known
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a prompt found as much of itself as it did, when it was allocated.
+
+    `num_cached_tokens` are those in full blocks. `position` is that of the first token that was not found in full blocks; for DIFFERS, of the
+    first token that is another one. `step` is, for NOT_READY, the open step that computes the block
+    (0: none does yet); for EVICTED and FORGOTTEN, the newest step begun when that happened.
+    """
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    why: WhyNot
+    position: int
+    seq_id: SequenceId | None = None  # for NOT_READY: who computes it
+    step: int = 0
+    num_evicted_since: int = 0  # for EVICTED and FORGOTTEN: blocks evicted since then
+    salt: str | None = None  # for OTHER_NAMESPACE: whose it is
+    adapter: tuple[str | int, int] | None = None  # its name and generation
+
+    def __str__(self) -> str:
+        at = f"position {self.position}"
+        since = f"in step {self.step}, {self.num_evicted_since} evicted blocks ago"
+        has = f"computes it in step {self.step}" if self.step else "has it to compute"
+        reason = {
+            WhyNot.WHOLE: "all full blocks, as one token is left to compute",
+            WhyNot.NOT_READY: f"from {at} sequence {self.seq_id!r} {has}",
+            WhyNot.EVICTED: f"from {at} it was evicted {since}",
+            WhyNot.FORGOTTEN: f"from {at} it was reset {since}",
+            WhyNot.OTHER_NAMESPACE: f"from {at} it belongs to salt={self.salt!r}, adapter={self.adapter!r}",
+            WhyNot.DIFFERS: f"at {at} what is cached goes on otherwise",
+            WhyNot.NEW: f"from {at} nothing like it is known",
+        }[self.why]
+        return f"{self.num_cached_tokens} of {self.num_prompt_tokens} tokens cached: {reason}"
+
+
 @dataclass(frozen=True, slots=True)
 class Stats:
     """Counters since the manager was made, and the pool as it stands.

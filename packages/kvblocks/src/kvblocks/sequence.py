@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kvblocks.errors import InvalidLength, InvalidTokens, UnknownGroup
 from kvblocks.hashing import Media, Namespace, keys_of, pack_tokens
-from kvblocks.results import SequenceId, Span
+from kvblocks.results import Explanation, SequenceId, Span
 from kvblocks.runs import Run
 
 _NOTHING = array("I")
@@ -89,6 +89,7 @@ class Sequence:
     last_step: int = 0
     num_reserved_blocks: int = 0  # how many the table keeps whatever is truncated
     batch: Rows | None = None
+    explanation: Explanation | None = None
     windows: tuple[WindowTable, ...] = ()
 
     @property
@@ -239,6 +240,7 @@ class Sequence:
             self.num_computed,
             self.priority,
         )
+        child.explanation = self.explanation
         if self.windows:
             child.windows = tuple([WindowTable(t.blocks[:], t.start) for t in self.windows])
         return child

@@ -127,7 +127,7 @@ def swap_in(ledger: Ledger, returning: dict[SequenceId, Swapped]) -> tuple[Block
     ledger.serve(verdict)
     hashes = {
         seq_id: ledger.hash_news(sequence, sequence.num_committed, array("I"))
-        for seq_id, (sequence, _) in (returning.items() if ledger.log else ())
+        for seq_id, (sequence, _) in (returning.items() if ledger.needs_hashes else ())
     }
     # Before anything is evicted: what is found must stay.
     for swapped in returning.values():

@@ -32,6 +32,7 @@ from itertools import islice
 
 from kvblocks.events import EventLog
 from kvblocks.hashing import TOKEN_BYTES, num_common_tokens
+from kvblocks.memory import Departure, Memory
 from kvblocks.policies import Policy
 from kvblocks.pool import BlockPool
 from kvblocks.results import Forgotten
@@ -45,10 +46,16 @@ class RunTree:
     """The runs of one pool."""
 
     def __init__(
-        self, pool: BlockPool, block_size: int, policy: Policy, log: EventLog | None
+        self,
+        pool: BlockPool,
+        block_size: int,
+        policy: Policy,
+        log: EventLog | None,
+        memory: Memory | None,
     ) -> None:
         self._pool = pool
         self._log = log
+        self._memory = memory
         self._width = block_size * TOKEN_BYTES
         self._num_runs = 0
         self._clock = 0  # how often a path was given up
@@ -313,8 +320,8 @@ class RunTree:
             taken += self._cut(run, num_blocks - len(taken), gone)
         self.num_evicted += num_blocks
         self.num_cached -= num_blocks
-        if gone and self._log:
-            self._log.removed(gone)
+        if gone:
+            self._note_gone(gone, is_eviction=True)
         return taken
 
     def forget(self, key: bytes) -> tuple[Run, Forgotten]:
@@ -350,11 +357,18 @@ class RunTree:
             del parent_of(run).children[run.key]
             self._pool.give_back(run.blocks, fence)
         self.queue.drop_forgotten()
-        if self._log and not key:
-            self._log.cleared()
-        elif self._log and gone:
-            self._log.removed(reversed(gone))
+        self._note_gone(gone[::-1], is_eviction=False, is_all=not key)
         return apart, Forgotten(num_free, num_fenced, num_held)
+
+    def _note_gone(self, keys: list[bytes], *, is_eviction: bool, is_all: bool = False) -> None:
+        """Tell and remember that blocks can be found no longer, those that follow others first."""
+        if self._log and is_all:
+            self._log.cleared()
+        elif self._log and keys:
+            self._log.removed(keys)
+        if self._memory and keys:
+            departure = Departure(is_eviction, self.num_evicted, self._pool.step)
+            self._memory.note_departure(keys, departure)
 
     def reused(self, run: Run, num_blocks: int) -> tuple[int, dict[int, int]]:
         """Of a path up to the first blocks of `run`: how many are cached, and wait for which step."""
