@@ -4,7 +4,8 @@
 
 The work is cut into runs that each begin with a new manager; after each operation `check()` proves
 the invariants, and the naive model compares every answer and what every sequence would read. A run
-that fails is named, and can be had again by itself.
+that fails is named, and can be had again by itself. Then requests are served under digests that
+collide, one for ten operations.
 
 Knows how to deal out runs and what to say of them. Does not know what is true: see `naive_engine`.
 """
@@ -20,6 +21,7 @@ from multiprocessing import get_context
 from typing import NamedTuple
 
 from .naive_engine import Engine
+from .weak_digests import WEAK_DIGESTS, play
 
 # With a prefix cache or without one, blocks in the pool, tokens in a block.
 CASES = tuple(product((True, True, False), (1, 3, 7, 20, 60), (1, 2, 4, 16)))
@@ -93,6 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if sys.stderr.isatty():
                 print(f"\r{done:,} operations", end="", file=sys.stderr, flush=True)
     print(f"{done:,} operations, {len(runs)} managers: all as the naive model says")
+    for name in WEAK_DIGESTS if options.run is None else ():
+        num_hits = play(name, options.seed, done // 10)
+        print(f"{done // 10:,} requests under a {name} digest: {num_hits:,} tokens found, all true")
     return 0
 
 
