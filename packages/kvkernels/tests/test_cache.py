@@ -100,7 +100,7 @@ def test_write_kv_refuses_a_read_only_cache(name: str) -> None:
     caches: dict[str, Any] = {"k_cache": new_cache(), "v_cache": new_cache()}
     caches[name].flags.writeable = False
     with pytest.raises(ArrayError, match=f"^{name} is written, so it must not be read-only$"):
-        write_kv(new_tokens(1), new_tokens(1), **caches, slot_mapping=np.arange(1))
+        write_kv(new_tokens(1), new_tokens(1), caches["k_cache"], caches["v_cache"], np.arange(1))
     assert np.array_equal(caches["k_cache"], new_cache())
 
 

@@ -36,12 +36,12 @@ REFUSALS: dict[str, tuple[Change, type[KVKernelsError], str]] = {
     "q of float64": (
         lambda b: {"q": b["q"].astype(np.float64)},
         DtypeError,
-        "q must have dtype float32, the only one supported, got float64",
+        "q must have dtype float32, float16 or bfloat16, got float64",
     ),
-    "caches of float16": (
+    "caches of two dtypes": (
         lambda b: {"k_cache": b["k_cache"].astype(np.float16)},
         DtypeError,
-        "k_cache must have dtype float32, the only one supported, got float16",
+        "k_cache and v_cache must have one dtype, got float16 and float32",
     ),
     "table of int64": (
         lambda b: {"block_table": b["block_table"].astype(np.int64)},
@@ -91,10 +91,61 @@ REFUSALS: dict[str, tuple[Change, type[KVKernelsError], str]] = {
         ShapeError,
         "num_heads must be a positive multiple of num_kv_heads, got 0 and 2",
     ),
-    "last axis of the cache not dense": (
-        lambda b: {"v_cache": b["v_cache"].swapaxes(2, 3).copy().swapaxes(2, 3)},
+    "caches of float64": (
+        lambda b: {"k_cache": b["k_cache"].astype(np.float64)},
+        DtypeError,
+        ("k_cache must have dtype float32, float16, bfloat16, float8_e4m3 or int8, got float64"),
+    ),
+    "bits of a cache without their name": (
+        lambda b: {"k_cache": np.zeros(b["k_cache"].shape, np.uint8)},
+        DtypeError,
+        (
+            "k_cache must have dtype float32, float16, bfloat16, float8_e4m3 or int8, "
+            "got uint8 without kv_dtype"
+        ),
+    ),
+    "kv_dtype of another name": (
+        lambda _: {"kv_dtype": "int4"},
+        ArgumentError,
+        "kv_dtype must be float32, float16, bfloat16, float8_e4m3 or int8, got 'int4'",
+    ),
+    "negative softcap": (
+        lambda _: {"softcap": -1.0},
+        ArgumentError,
+        "softcap must be finite and not negative, got -1.0",
+    ),
+    "negative splits": (
+        lambda _: {"num_splits": -1},
+        ArgumentError,
+        "num_splits must not be negative, got -1",
+    ),
+    "deterministic splits of a length's own": (
+        lambda _: {"num_splits": 2, "deterministic": True},
+        ArgumentError,
+        "deterministic results need num_splits=0, splits of a fixed size, got 2",
+    ),
+    "slopes for other heads": (
+        lambda _: {"alibi_slopes": np.ones(3, np.float32)},
         ShapeError,
-        "the last axis of v_cache must be dense (stride 4 bytes), got 64 bytes",
+        "alibi_slopes must have the shape [Hq] of q, [4], got [3]",
+    ),
+    "sinks of float64": (
+        lambda _: {"sinks": np.ones(4)},
+        DtypeError,
+        "sinks must have dtype float32, the only one supported, got float64",
+    ),
+    "infinite k_scale": (
+        lambda _: {"k_scale": float("inf")},
+        ArgumentError,
+        "k_scale must be finite, got inf",
+    ),
+    "v_scale of another shape": (
+        lambda _: {"v_scale": np.ones((8, 2), np.float32)},
+        ShapeError,
+        (
+            "v_scale must have the shape [num_blocks, num_kv_heads, block_size] of the caches, "
+            "[8, 2, 16], got [8, 2]"
+        ),
     ),
     "negative stride": (
         lambda b: {"k_cache": b["k_cache"][::-1]},
@@ -205,7 +256,7 @@ REFUSALS: dict[str, tuple[Change, type[KVKernelsError], str]] = {
     "out of float64": (
         lambda b: {"out": b["out"].astype(np.float64)},
         DtypeError,
-        "out must have dtype float32, the only one supported, got float64",
+        "out must have dtype float32, got float64",
     ),
     "out not contiguous": (
         lambda b: {"out": np.repeat(b["out"], 2, axis=0)[::2]},

@@ -3,6 +3,7 @@
 Nothing here copies. torch tensors are told by their module's name, so that torch is not imported.
 """
 
+import sys
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,13 +11,15 @@ from numpy.lib.stride_tricks import as_strided
 
 from kvkernels.errors import ArrayError, DtypeError, ShapeError
 
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 FLOAT32 = np.dtype(np.float32)
 INT32 = np.dtype(np.int32)
 INT64 = np.dtype(np.int64)
 
 _DLPACK_CPU = 1
+# What NumPy lacks, or has only by a package, and the dtype of its bits.
+_BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8}
 _RULE = "must be an array in CPU memory that NumPy can view without a copy"
 
 
@@ -67,9 +70,27 @@ def require(name: str, array: Any, dtype: "np.dtype[Any]", axes: str) -> Array:
         raise _wrong_dtype(name, dtype, found.dtype.name)
     if found.ndim != axes.count(",") + 1:
         raise ShapeError(f"{name} must have the shape [{axes}], got {list(found.shape)}")
-    if not found.flags.aligned:
-        raise ShapeError(f"{name} must be aligned to its {found.itemsize}-byte items")
+    require_aligned(name, found)
     return found
+
+
+def view_bits(name: str, array: Any) -> tuple[Array, str]:
+    """View an array whose dtype NumPy may lack as one of bits; returns that and the dtype's name."""
+    dtype = str(getattr(array, "dtype", "")).rpartition(".")[2]
+    bits = _BITS.get(dtype)
+    if bits is None:
+        found = view(name, array)
+        return found, found.dtype.name
+    if isinstance(array, np.ndarray):
+        return view(name, array).view(bits), dtype
+    if type(array).__module__.partition(".")[0] == "torch":
+        # torch.int16 and torch.uint8 are those that every NumPy takes.
+        same_size = {2: "int16", 1: "uint8"}[np.dtype(bits).itemsize]
+        if array.device.type == "cpu":
+            return view(name, array.view(getattr(sys.modules["torch"], same_size))).view(
+                bits
+            ), dtype
+    return view(name, array), dtype
 
 
 def _wrong_dtype(name: str, dtype: "np.dtype[Any]", given: str) -> DtypeError:
@@ -80,6 +101,22 @@ def require_writable(name: str, array: Array) -> None:
     """Check that an array may be written."""
     if not array.flags.writeable:
         raise ArrayError(f"{name} is written, so it must not be read-only")
+
+
+def require_strides(name: str, array: Array) -> None:
+    """Check that strides are positive and whole items, so that no two items overlap by accident."""
+    for axis, (length, stride) in enumerate(zip(array.shape, array.strides, strict=True)):
+        if length > 1 and (stride <= 0 or stride % array.itemsize):
+            rule = (
+                f"strides of {name} must be positive multiples of its {array.itemsize}-byte items"
+            )
+            raise ShapeError(f"{rule}, got {stride} bytes for axis {axis}")
+
+
+def require_aligned(name: str, array: Array) -> None:
+    """Check that items lie at multiples of their size."""
+    if not array.flags.aligned:
+        raise ShapeError(f"{name} must be aligned to its {array.itemsize}-byte items")
 
 
 def flatten(name: str, array: Array) -> tuple[Array, tuple[int, ...]]:
@@ -95,26 +132,10 @@ def flatten(name: str, array: Array) -> tuple[Array, tuple[int, ...]]:
             strides.append(strides[-1] * length)
         return array.reshape(-1), tuple(strides[:0:-1])
     itemsize = array.itemsize
-    for axis, (length, stride) in enumerate(zip(array.shape, array.strides, strict=True)):
-        if length > 1 and (stride <= 0 or stride % itemsize):
-            rule = f"strides of {name} must be positive multiples of its {itemsize}-byte items"
-            raise ShapeError(f"{rule}, got {stride} bytes for axis {axis}")
+    require_strides(name, array)
     if array.shape[-1] > 1 and array.strides[-1] != itemsize:
         rule = f"the last axis of {name} must be dense (stride {itemsize} bytes)"
         raise ShapeError(f"{rule}, got {array.strides[-1]} bytes")
     steps = tuple(stride // itemsize for stride in array.strides)
     span = 1 + sum((length - 1) * step for length, step in zip(array.shape, steps, strict=True))
     return as_strided(array, (span,), (itemsize,)), steps[:-1]
-
-
-def require_caches(k_cache: Any, v_cache: Any) -> tuple[Array, Array]:
-    """View the key and the value cache of a layer and check that they are of one pool."""
-    axes = "num_blocks, num_kv_heads, block_size, head_dim"
-    keys = require("k_cache", k_cache, FLOAT32, axes)
-    values = require("v_cache", v_cache, FLOAT32, axes)
-    if keys.shape != values.shape:
-        rule = "k_cache and v_cache must have one shape"
-        raise ShapeError(f"{rule}, got {list(keys.shape)} and {list(values.shape)}")
-    if 0 in keys.shape[1:]:
-        raise ShapeError(f"[{axes[12:]}] must be positive, got {list(keys.shape[1:])}")
-    return keys, values

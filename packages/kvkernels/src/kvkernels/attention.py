@@ -9,16 +9,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from kvkernels.arrays import (
-    FLOAT32,
-    INT32,
-    Array,
-    require,
-    require_caches,
-    require_writable,
-)
+from kvkernels.arrays import FLOAT32, INT32, Array, require, require_writable
 from kvkernels.cuda.arrays import is_on_device
+from kvkernels.dtypes import FLOAT32 as FLOAT32_DTYPE
+from kvkernels.dtypes import Dtype, from_float32, to_float32
 from kvkernels.errors import ArgumentError, PoolIndexError, ShapeError
+from kvkernels.layouts import require_caches, require_dtype, require_rows, require_scale
 
 
 def paged_attention(
@@ -38,6 +34,7 @@ def paged_attention(
     k_scale: Any = 1.0,
     v_scale: Any = 1.0,
     kv_dtype: str | None = None,
+    num_splits: int = 0,
     deterministic: bool = False,
     out: Any = None,
     lse: Any = None,
@@ -52,11 +49,13 @@ def paged_attention(
     lie, and whatever the slots hold that are not its own, NaN and infinity included.
 
     Args:
-        q: Float32 [T, Hq, D], the query rows of all sequences one after another. Hq is a multiple
-            of Hkv: query head h reads KV head h // (Hq // Hkv).
-        k_cache: Float32 [num_blocks, Hkv, block_size, D]. Only the last axis must be dense: a
-            pool [num_blocks, block_size, Hkv, D] is passed as its transposed view.
-        v_cache: Like k_cache; its strides may differ.
+        q: Float32, float16 or bfloat16 [T, Hq, D], the query rows of all sequences one after
+            another. Hq is a multiple of Hkv: query head h reads KV head h // (Hq // Hkv).
+        k_cache: Float32, float16, bfloat16, float8_e4m3 or int8 [num_blocks, Hkv, block_size, D],
+            of any strides: a pool [num_blocks, block_size, Hkv, D] is passed as its transposed
+            view. Fastest where block_size and D are dense. Or [num_blocks, Hkv, D // x, block_size,
+            x], packed by x.
+        v_cache: [num_blocks, Hkv, block_size, D] of the same dtype; its strides may differ.
         block_table: Int32 [B, max_blocks]; entry [s, i] is the block of the tokens
             [i * block_size, (i + 1) * block_size) of sequence s. Entries past the last token and
             entries wholly before the window of every row are not read and may hold anything.
@@ -69,23 +68,28 @@ def paged_attention(
         causal: Whether a row sees only the keys up to its own position.
         window_left: How many keys before its own a row sees: keys j >= position - window_left.
             -1 means all. A model's "sliding window" of W keys is window_left = W - 1.
-        out: Float32 [T, Hq, D], C-contiguous, written and returned; it overlaps no input.
+        softcap: Scores become softcap * tanh(score / softcap); 0 leaves them.
+        alibi_slopes: Float32 [Hq]; slope * (key position - row position) is added to a score.
+        sinks: Float32 [Hq], a score of each head that takes weight and has no value. `lse` stays
+            that of the keys.
+        k_scale: What a key's items are multiplied with: a number, or float32 [num_blocks, Hkv,
+            block_size], one for each token and head.
+        v_scale: Likewise for values.
+        kv_dtype: What the bits of caches mean that come as unsigned integers: "bfloat16" or
+            "float8_e4m3". 16 bits of q and out are bfloat16.
+        num_splits: On a CPU; into how many pieces a context is cut, at most; they are computed apart and
+            folded in order. 0 cuts every 1024 keys.
+        deterministic: Whether a row's bits may not depend on its batch or chunking. On a CPU they
+            never depend on the batch, nor on chunking with num_splits=0, which this asks for.
+        out: [T, Hq, D] of the dtype of q, C-contiguous, written and returned; it overlaps no input.
         lse: Float32 [T, Hq], C-contiguous, written; it needs return_lse=True.
         return_lse: Whether to return (out, lse).
-        softcap: On a GPU; scores become softcap * tanh(score / softcap). 0 means none.
-        alibi_slopes: On a GPU; float32 [Hq], times (key position - row position) is added.
-        sinks: On a GPU; float32 [Hq], scores that take probability and have no value.
-        k_scale: On a GPU; what 8-bit keys are multiplied with, a number or float32
-            [num_blocks, Hkv, block_size].
-        v_scale: Like k_scale, for values.
-        kv_dtype: On a GPU; what the bits of integer caches mean, "bfloat16" or "float8_e4m3".
-        deterministic: Whether a row's bits may not depend on its batch; on a CPU they never do.
         workspace: On a GPU; uint8, aligned to 16 bytes. None allocates.
         stream: On a GPU; where to launch. None means the current one of the framework of q.
 
     Returns:
         out, or (out, lse) with return_lse: the objects that were passed, else new NumPy arrays,
-        whatever the type of q. lse is the natural logarithm of the sum of exp(score). A row
+        whatever the type of q (uint16 bits for bfloat16). lse is the natural logarithm of the sum of exp(score). A row
         without keys is exactly 0 with an lse of -inf; so is one whose scores are all -inf.
 
     Raises:
@@ -105,6 +109,8 @@ def paged_attention(
     if is_on_device(q):
         from kvkernels.cuda import calls as cuda  # noqa: PLC0415  # most callers have no GPU
 
+        if num_splits:
+            raise ArgumentError(f"num_splits must be 0 on a GPU, got {num_splits}")
         return cuda.paged_attention(
             *(q, k_cache, v_cache, block_table, seq_lens),
             cu_seqlens_q=cu_seqlens_q,
@@ -124,20 +130,20 @@ def paged_attention(
             workspace=workspace,
             stream=stream,
         )
-    gpu_only = (alibi_slopes, sinks, kv_dtype, workspace, stream)
-    if softcap or any(value is not None for value in gpu_only) or k_scale != 1 or v_scale != 1:
-        rule = "softcap, alibi_slopes, sinks, scales of the cache, kv_dtype, workspace and stream"
-        raise ArgumentError(f"{rule} need arrays in GPU memory, got {type(q).__qualname__}")
-    queries = require("q", q, FLOAT32, "T, Hq, D")
-    keys, values = require_caches(k_cache, v_cache)
+    if workspace is not None or stream is not None:
+        rule = "workspace and stream need arrays in GPU memory"
+        raise ArgumentError(f"{rule}, got {type(q).__qualname__}")
+    queries, q_dtype = require_rows("q", q, "T, Hq, D")
+    keys, values = require_caches(k_cache, v_cache, kv_dtype)
     num_rows, num_heads, head_dim = queries.shape
-    num_blocks, num_kv_heads, block_size, cache_dim = keys.shape
-    if head_dim != cache_dim:
-        raise ShapeError(f"q and the caches must agree on head_dim, got {head_dim} and {cache_dim}")
-    if num_heads == 0 or num_heads % num_kv_heads:
-        rule = "num_heads must be a positive multiple of num_kv_heads"
-        raise ShapeError(f"{rule}, got {num_heads} and {num_kv_heads}")
+    num_blocks, _, block_size, _ = keys.shape
+    _check_heads(queries.shape, keys.shape)
     scale, window_left = _check_options(scale, window_left, head_dim)
+    softcap, num_splits = _check_more(softcap, num_splits, deterministic=deterministic)
+    k_number, k_scales = require_scale("k_scale", k_scale, keys)
+    v_number, v_scales = require_scale("v_scale", v_scale, values)
+    slopes = _require_heads("alibi_slopes", alibi_slopes, num_heads)
+    sink_scores = _require_heads("sinks", sinks, num_heads)
 
     tables = require("block_table", block_table, INT32, "B, max_blocks")
     lengths = require("seq_lens", seq_lens, INT32, "B")
@@ -146,22 +152,42 @@ def paged_attention(
         rule = "block_table and seq_lens must have one row for each sequence"
         raise ShapeError(f"{rule}, got {tables.shape[0]} and {lengths.shape[0]}")
 
-    results = _require_result("out", out, (num_rows, num_heads, head_dim), "T, Hq, D")
+    results = _require_out(out, queries.shape, q_dtype)
     if lse is not None and not return_lse:
         raise ArgumentError("lse needs return_lse=True, got return_lse=False")
-    log_sums = _require_result("lse", lse, (num_rows, num_heads), "T, Hq")
+    log_sums = _require_result("lse", lse, FLOAT32, (num_rows, num_heads), "T, Hq")
 
     from kvkernels.cpu import calls, work  # noqa: PLC0415  # importing Numba is slow
 
     found = work.check(tables, lengths, offsets, num_rows, block_size, num_blocks, window_left)
     if found[0] != work.OK:
         _refuse(found, tables, lengths, offsets, keys.shape)
-    options = calls.Options(scale, bool(causal), window_left)
-    calls.attend(queries, keys, values, tables, lengths, offsets, options, results, log_sums)
+    options = calls.Options(
+        *(scale, bool(causal), window_left, softcap, k_number, v_number, num_splits),
+        *(slopes, sink_scores, k_scales, v_scales),
+    )
+    floats = results if q_dtype is FLOAT32_DTYPE else np.empty(results.shape, np.float32)
+    calls.attend(
+        *(to_float32(queries, q_dtype), keys, values, tables, lengths, offsets),
+        *(options, floats, log_sums),
+    )
+    if floats is not results:
+        results[...] = from_float32(floats, q_dtype)
     result = results if out is None else out
     if return_lse:
         return result, log_sums if lse is None else lse
     return result
+
+
+def _check_heads(queries: tuple[int, ...], pool: tuple[int, ...]) -> None:
+    """Check that the heads of q fit those of the caches, by their shapes."""
+    _, num_heads, head_dim = queries
+    _, num_kv_heads, _, cache_dim = pool
+    if head_dim != cache_dim:
+        raise ShapeError(f"q and the caches must agree on head_dim, got {head_dim} and {cache_dim}")
+    if num_heads == 0 or num_heads % num_kv_heads:
+        rule = "num_heads must be a positive multiple of num_kv_heads"
+        raise ShapeError(f"{rule}, got {num_heads} and {num_kv_heads}")
 
 
 def _check_options(scale: float | None, window_left: int, head_dim: int) -> tuple[float, int]:
@@ -192,11 +218,46 @@ def _require_offsets(cu_seqlens_q: Any, lengths: Array, num_rows: int) -> Array:
     return offsets
 
 
-def _require_result(name: str, given: Any, shape: tuple[int, ...], axes: str) -> Array:
+def _check_more(softcap: float, num_splits: int, *, deterministic: bool) -> tuple[float, int]:
+    """Check softcap and num_splits."""
+    if not (math.isfinite(softcap) and softcap >= 0):
+        raise ArgumentError(f"softcap must be finite and not negative, got {softcap}")
+    num_splits = operator.index(num_splits)
+    if num_splits < 0:
+        raise ArgumentError(f"num_splits must not be negative, got {num_splits}")
+    if deterministic and num_splits:
+        rule = "deterministic results need num_splits=0, splits of a fixed size"
+        raise ArgumentError(f"{rule}, got {num_splits}")
+    return float(softcap), num_splits
+
+
+def _require_heads(name: str, given: Any, num_heads: int) -> Array | None:
+    """Check an array with a number for each query head."""
+    if given is None:
+        return None
+    found = require(name, given, FLOAT32, "Hq")
+    if found.shape != (num_heads,):
+        raise ShapeError(
+            f"{name} must have the shape [Hq] of q, [{num_heads}], got {list(found.shape)}"
+        )
+    return np.ascontiguousarray(found)
+
+
+def _require_out(given: Any, shape: tuple[int, ...], dtype: Dtype) -> Array:
+    """Check the caller's out, or make a new one."""
+    if given is None:
+        return np.empty(shape, dtype.bits)
+    found, _ = require_dtype("out", given, (dtype,))
+    return _require_result("out", found, dtype.bits, shape, "T, Hq, D")
+
+
+def _require_result(
+    name: str, given: Any, dtype: "np.dtype[Any]", shape: tuple[int, ...], axes: str
+) -> Array:
     """Check a caller's output array, or make a new one."""
     if given is None:
-        return np.empty(shape, np.float32)
-    found = require(name, given, FLOAT32, axes)
+        return np.empty(shape, dtype)
+    found = require(name, given, dtype, axes)
     require_writable(name, found)
     if found.shape != shape:
         raise ShapeError(

@@ -7,17 +7,13 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kvkernels.arrays import (
-    FLOAT32,
-    INT64,
-    flatten,
-    require,
-    require_caches,
-    require_writable,
-    view,
-)
+import numpy as np
+
+from kvkernels.arrays import INT64, Array, require, require_writable, view_bits
 from kvkernels.cuda.arrays import is_on_device
+from kvkernels.dtypes import FLOAT32, LARGEST, Dtype, from_float32, to_float32
 from kvkernels.errors import ArgumentError, PoolIndexError, ShapeError
+from kvkernels.layouts import CacheView, require_caches, require_rows, require_write_scale
 
 
 def write_kv(
@@ -37,20 +33,20 @@ def write_kv(
     """Write the keys and values of new tokens into their slots of a layer's cache.
 
     Args:
-        k: Float32 [T, Hkv, D], the keys of T tokens; only the last axis must be dense.
+        k: Float32, float16 or bfloat16 [T, Hkv, D], the keys of T tokens.
         v: Like k, the values.
-        k_cache: Float32 [num_blocks, Hkv, block_size, D], written; only the last axis must be
-            dense. It overlaps neither k nor v.
+        k_cache: A cache of any dtype and layout that `paged_attention` takes, written: numbers are
+            rounded to nearest, ties to even, and 8-bit ones saturate. It overlaps neither k nor v.
         v_cache: Like k_cache; its strides may differ.
         slot_mapping: Int64 [T]; slot = block_id * block_size + offset. -1 writes nothing. When a
             slot comes twice, the later token stays; on a GPU, either.
-        cos: On a GPU; float32 [T, rotary_dim / 2]: keys are rotated by these angles, the first
-            half of their rotated dimensions with the second.
+        cos: Float32 [T, rotary_dim / 2]: keys are rotated by these angles, the first half of their
+            rotated dimensions with the second.
         sin: Like cos.
-        k_scale: On a GPU; what keys are divided by before they are rounded, or for 8-bit caches
-            float32 [num_blocks, Hkv, block_size], where each vector's own scale is written.
+        k_scale: What keys are divided by before they are rounded, or for 8-bit caches float32
+            [num_blocks, Hkv, block_size], where each vector's own scale is written.
         v_scale: Like k_scale, for values.
-        kv_dtype: On a GPU; what the bits of integer caches mean, "bfloat16" or "float8_e4m3".
+        kv_dtype: As in `paged_attention`.
         stream: On a GPU; where to launch. None means the current one of the caches' framework.
 
     Raises:
@@ -78,21 +74,24 @@ def write_kv(
             stream=stream,
         )
         return
-    gpu_only = (cos, sin, kv_dtype, stream)
-    if any(value is not None for value in gpu_only) or k_scale != 1 or v_scale != 1:
-        rule = "cos, sin, k_scale, v_scale, kv_dtype and stream need arrays in GPU memory"
-        raise ArgumentError(f"{rule}, got {type(k_cache).__qualname__}")
-    new_keys = require("k", k, FLOAT32, "T, Hkv, D")
-    new_values = require("v", v, FLOAT32, "T, Hkv, D")
-    keys, values = require_caches(k_cache, v_cache)
+    if stream is not None:
+        raise ArgumentError(f"stream needs arrays in GPU memory, got {type(k_cache).__qualname__}")
+    new_keys, k_dtype = require_rows("k", k, "T, Hkv, D")
+    new_values, v_dtype = require_rows("v", v, "T, Hkv, D")
+    keys, values = require_caches(k_cache, v_cache, kv_dtype)
     slots = require("slot_mapping", slot_mapping, INT64, "T")
-    require_writable("k_cache", keys)
-    require_writable("v_cache", values)
+    require_writable("k_cache", keys.array)
+    require_writable("v_cache", values.array)
     num_blocks, num_kv_heads, block_size, head_dim = keys.shape
     shape = (slots.shape[0], num_kv_heads, head_dim)
     if new_keys.shape != shape or new_values.shape != shape:
         rule = f"k and v must have the shape [T, Hkv, D] of slot_mapping and caches, {list(shape)}"
         raise ShapeError(f"{rule}, got {list(new_keys.shape)} and {list(new_values.shape)}")
+    scales = [
+        require_write_scale("k_scale", k_scale, keys),
+        require_write_scale("v_scale", v_scale, values),
+    ]
+    angles = _require_angles(cos, sin, slots.shape[0], head_dim)
 
     from kvkernels.cpu import cache as cpu  # noqa: PLC0415  # importing Numba is slow
 
@@ -101,11 +100,59 @@ def write_kv(
     if bad >= 0:
         rule = f"slots must be -1 or in [0, {num_slots}), the pool"
         raise PoolIndexError(f"{rule}, got {int(slots[bad])} for token {bad}")
-    geometry = (slots, num_kv_heads, block_size, head_dim)
-    sources = flatten("k", new_keys), flatten("v", new_values)
-    targets = flatten("k_cache", keys), flatten("v_cache", values)
-    for source, target in zip(sources, targets, strict=True):
-        cpu.write(*source, *target, *geometry)
+    if angles is not None:
+        new_keys, k_dtype = _rotate(to_float32(new_keys, k_dtype), *angles), FLOAT32
+    cpu.write("k", _to_cache_dtype(new_keys, k_dtype, keys, scales[0], slots), keys, slots)
+    cpu.write("v", _to_cache_dtype(new_values, v_dtype, values, scales[1], slots), values, slots)
+
+
+def _require_angles(
+    cos: Any, sin: Any, num_tokens: int, head_dim: int
+) -> tuple[Array, Array] | None:
+    """Check the angles of a rotation."""
+    if (cos is None) != (sin is None):
+        raise ArgumentError("cos and sin must be given together")
+    if cos is None:
+        return None
+    axes = "T, rotary_dim / 2"
+    angles = require("cos", cos, FLOAT32.bits, axes), require("sin", sin, FLOAT32.bits, axes)
+    for name, given in zip(("cos", "sin"), angles, strict=True):
+        if given.shape != (num_tokens, angles[0].shape[1]):
+            rule = f"{name} must have the shape [{axes}] of k, [{num_tokens}, ...], and of cos"
+            raise ShapeError(f"{rule}, got {list(given.shape)}")
+    if not 1 <= angles[0].shape[1] <= head_dim // 2:
+        rule = f"rotary_dim must be from 2 to head_dim, {head_dim}"
+        raise ShapeError(f"{rule}, got {2 * angles[0].shape[1]}")
+    return angles
+
+
+def _rotate(keys: Array, cos: Array, sin: Array) -> Array:
+    """Rotate the first half of the rotated dimensions with the second, and copy the others."""
+    half = cos.shape[1]
+    first, second = keys[..., :half], keys[..., half : 2 * half]
+    cos, sin = cos[:, None], sin[:, None]
+    rotated = (first * cos - second * sin, second * cos + first * sin, keys[..., 2 * half :])
+    return np.concatenate(rotated, axis=-1)
+
+
+def _to_cache_dtype(
+    rows: Array, dtype: Dtype, cache: CacheView, given: tuple[float, Array | None], slots: Array
+) -> Array:
+    """Return new tokens as a cache holds them; themselves if there is nothing to convert."""
+    scale, scales = given
+    if dtype is cache.dtype and scale == 1 and scales is None:
+        return rows
+    floats = to_float32(rows, dtype)
+    if scales is not None:
+        own = np.abs(floats).max(axis=-1) / np.float32(LARGEST[cache.dtype.name])
+        written, block_size = slots >= 0, cache.shape[2]
+        blocks, offsets = np.divmod(slots[written], block_size)
+        scales[blocks, :, offsets] = own[written]
+        # A vector of zeros has the scale 0.
+        floats = floats / np.where(own == 0, np.float32(1), own)[..., None]
+    elif scale != 1:
+        floats = floats / np.float32(scale)
+    return from_float32(floats, cache.dtype)
 
 
 def copy_blocks(caches: Sequence[Any], copies: Iterable[Any], *, stream: Any = None) -> None:
@@ -133,7 +180,9 @@ def copy_blocks(caches: Sequence[Any], copies: Iterable[Any], *, stream: Any = N
     array([1., 1., 1., 2.], dtype=float32)
     """
     on_gpu = bool(len(caches)) and is_on_device(caches[0])
-    arrays = [cache if on_gpu else view(f"caches[{n}]", cache) for n, cache in enumerate(caches)]
+    arrays = [
+        cache if on_gpu else view_bits(f"caches[{n}]", cache)[0] for n, cache in enumerate(caches)
+    ]
     for n, array in enumerate(arrays):
         if not on_gpu:
             require_writable(f"caches[{n}]", array)

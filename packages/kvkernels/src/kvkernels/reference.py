@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from kvkernels.arrays import Array, view
+from kvkernels.arrays import Array, view, view_bits
+from kvkernels.dtypes import ALIASES, BFLOAT16, BY_NAME, to_float32
 
 
 def paged_attention_reference(
@@ -18,13 +19,22 @@ def paged_attention_reference(
     scale: float | None = None,
     causal: bool = True,
     window_left: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    k_scale: Any = 1.0,
+    v_scale: Any = 1.0,
+    kv_dtype: str | None = None,
 ) -> tuple[Array, Array]:
     """Compute what `paged_attention` computes, in float64: returns (out [T, Hq, D], lse [T, Hq]).
 
-    The arguments are those of `paged_attention`, of any float dtype, and are trusted.
+    The arguments are those of `paged_attention`, with any NumPy float dtype too, and are trusted.
+    Caches are dequantised first.
     Cost: a Python loop over rows and heads; for tests.
     """
-    q, k_cache, v_cache = view("q", q), view("k_cache", k_cache), view("v_cache", v_cache)
+    q = _to_floats("q", q, BFLOAT16.name)
+    k_cache = _dequantize("k_cache", k_cache, k_scale, kv_dtype)
+    v_cache = _dequantize("v_cache", v_cache, v_scale, kv_dtype)
     block_table, seq_lens = view("block_table", block_table), view("seq_lens", seq_lens)
     num_seqs = len(seq_lens)
     starts = np.arange(num_seqs + 1)
@@ -50,10 +60,34 @@ def paged_attention_reference(
                 keys = k_cache[blocks, head // group, offsets].astype(np.float64)
                 values = v_cache[blocks, head // group, offsets].astype(np.float64)
                 scores = keys @ q[row, head].astype(np.float64) * scale
+                if softcap:
+                    scores = softcap * np.tanh(scores / softcap)
+                if alibi_slopes is not None:
+                    scores += float(alibi_slopes[head]) * (visible - position)
                 top = scores.max()
                 if top == -np.inf:
                     continue
                 weights = np.exp(scores - top)
-                out[row, head] = weights @ values / weights.sum()
+                sink = 0.0 if sinks is None else np.exp(float(sinks[head]) - top)
+                out[row, head] = weights @ values / (weights.sum() + sink)
                 lse[row, head] = top + np.log(weights.sum())
     return out, lse
+
+
+def _to_floats(name: str, array: Any, dtype: str | None) -> Array:
+    bits, found = view_bits(name, array)
+    given = BY_NAME.get(ALIASES.get(dtype or "", dtype or ""))
+    if given is not None and given.bits == bits.dtype:
+        found = given.name
+    known = BY_NAME.get(ALIASES.get(found, found))
+    return bits if known is None else to_float32(bits, known)
+
+
+def _dequantize(name: str, cache: Any, scale: Any, dtype: str | None) -> Array:
+    """Return a cache in float64, HND, times its scale or scales."""
+    floats = _to_floats(name, cache, dtype)
+    if floats.ndim == 5:  # x-packed
+        floats = floats.transpose(0, 1, 3, 2, 4).reshape(*floats.shape[:2], floats.shape[3], -1)
+    scales = np.asarray(scale, np.float64)
+    product: Array = floats.astype(np.float64) * (scales if scales.ndim == 0 else scales[..., None])
+    return product

@@ -376,7 +376,8 @@ def attend(
     )
     staged_k = np.empty(block_size * head_dim if parts[0] < head_dim else 0, k.dtype)
     staged_v = np.empty(block_size * head_dim if parts[1] < head_dim else 0, v.dtype)
-    is_dense_k, is_dense_v = k_steps[2] == head_dim, v_steps[2] == head_dim
+    is_dense_k = parts[0] >= head_dim and k_steps[2] == head_dim
+    is_dense_v = parts[1] >= head_dim and v_steps[2] == head_dim
     keys = Cache(k, k_steps, parts[0], k_scales, k_scale_steps, staged_k, np.int64(is_dense_k))
     values = Cache(v, v_steps, parts[1], v_scales, v_scale_steps, staged_v, np.int64(is_dense_v))
     rules = Rules(causal, window_left, softcap, alibi_slopes, sinks, v_scale)

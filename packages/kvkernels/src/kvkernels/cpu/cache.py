@@ -1,11 +1,15 @@
-"""Writing keys and values into a paged cache, for one thread. It knows no validation of shapes."""
+"""Writing keys and values into a paged cache, for one thread. It knows no rule about shapes and slots."""
 # ruff: noqa: PLR0917  # Numba takes arguments by position
 
 from typing import Any, TypeAlias
 
-from kvkernels.arrays import Array
-from kvkernels.cpu.compiled import compiled
+import numpy as np
+from numba import from_dtype
+
+from kvkernels.arrays import Array, flatten
+from kvkernels.cpu.compiled import compiled, kernel
 from kvkernels.cpu.signatures import INT, INT64_1D, ints, items
+from kvkernels.layouts import CacheView
 
 # Scalars are Numba's int64.
 Int: TypeAlias = Any
@@ -20,12 +24,12 @@ def find_bad_slot(slot_mapping: Array, num_slots: Int) -> Int:
     return -1
 
 
-@compiled(items(), ints(2), items(writable=True), ints(3), INT64_1D, INT, INT, INT)
-def write(
+def _write(
     tokens: Array,
-    token_strides: tuple[int, ...],
+    token_steps: tuple[int, ...],
     cache: Array,
-    cache_strides: tuple[int, ...],
+    cache_steps: tuple[int, ...],
+    part: Int,
     slot_mapping: Array,
     num_kv_heads: Int,
     block_size: Int,
@@ -38,6 +42,25 @@ def write(
             continue
         block, offset = slot // block_size, slot % block_size
         for head in range(num_kv_heads):
-            source = t * token_strides[0] + head * token_strides[1]
-            target = block * cache_strides[0] + head * cache_strides[1] + offset * cache_strides[2]
-            cache[target : target + head_dim] = tokens[source : source + head_dim]
+            source = t * token_steps[0] + head * token_steps[1]
+            target = block * cache_steps[0] + head * cache_steps[1] + offset * cache_steps[2]
+            for d in range(0, head_dim, part):
+                cache[target : target + part] = tokens[source + d : source + d + part]
+                target += cache_steps[3]
+
+
+def write(name: str, tokens: Array, cache: CacheView, slot_mapping: Array) -> None:
+    """Copy tokens [T, Hkv, D], of the cache's dtype, to their slots."""
+    bits = np.dtype(f"u{tokens.itemsize}")
+    source, source_steps = flatten(name, tokens.view(bits))
+    target, target_steps, part = cache.flatten()
+    item = from_dtype(bits)
+    arguments = (
+        *(items(item), ints(2), items(item, writable=True), ints(4)),
+        *(INT, INT64_1D, INT, INT, INT),
+    )
+    _, num_kv_heads, block_size, head_dim = cache.shape
+    kernel(_write, arguments)(
+        *(source, source_steps, target.view(bits), target_steps, part),
+        *(slot_mapping, num_kv_heads, block_size, head_dim),
+    )
