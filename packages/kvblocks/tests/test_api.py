@@ -75,6 +75,8 @@ MODULES = (
     "report.page",
     "report.charts",
     "report.simulation",
+    "block_map",
+    "report.replay",
     "cli.parser",
     "cli.progress",
     "cli.tables",
@@ -82,6 +84,7 @@ MODULES = (
     "cli.plan_text",
     "cli.plan",
     "cli.simulate",
+    "cli.replay",
     "cli",
     "__main__",
 )

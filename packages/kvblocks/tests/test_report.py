@@ -20,7 +20,7 @@ from .naive_cache import trace_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-VOID = {"meta", "br", "link"}
+VOID = {"meta", "br", "link", "input"}
 
 
 class Elements(HTMLParser):

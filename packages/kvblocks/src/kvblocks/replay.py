@@ -139,6 +139,15 @@ def find_difference(ours: Iterable[str], theirs: Iterable[str]) -> Difference | 
     return None
 
 
+def id_of(value: Any) -> Any:
+    """The id that a record has, as it was: JSON has lists for tuples.
+
+    >>> id_of(["a", [1, 2]])
+    ('a', (1, 2))
+    """
+    return tuple(map(id_of, value)) if isinstance(value, list) else value
+
+
 def _differences(one: BlockManager, other: BlockManager) -> Iterator[str]:
     """What differs between two managers, in words."""
     ours, theirs = dict(_facts(one)), dict(_facts(other))
@@ -169,11 +178,6 @@ def _call(applied: Applied) -> str:
     return f"{applied.op}({arguments})"
 
 
-def _id(value: Any) -> Any:
-    """An id as it was: JSON has lists for tuples."""
-    return tuple(map(_id, value)) if isinstance(value, list) else value
-
-
 def _options(record: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a call that the record has."""
     names = ("salt", "adapter", "priority", "num_lookahead_tokens")
@@ -190,23 +194,23 @@ def _options(record: Mapping[str, Any]) -> dict[str, Any]:
 
 _Operation = Callable[[Replay, Mapping[str, Any]], Any]
 _OPERATIONS: dict[str, _Operation] = {
-    "allocate": lambda r, a: r.manager.allocate(_id(a["seq"]), a["tokens"], **_options(a)),
-    "append": lambda r, a: r.manager.append({_id(seq): entry for seq, entry in a["batch"]}),
-    "reserve": lambda r, a: r.manager.reserve({_id(seq): n for seq, n in a["lengths"]}),
-    "commit": lambda r, a: r.manager.commit(_id(a["seq"]), a["num_tokens"], a["tokens"]),
-    "truncate": lambda r, a: r.manager.truncate(_id(a["seq"]), a["num_tokens"]),
-    "fork": lambda r, a: r.manager.fork(_id(a["seq"]), _id(a["child"])),
-    "free": lambda r, a: r.manager.free(_id(a["seq"])),
-    "swap_out": lambda r, a: r.manager.swap_out(map(_id, a["seqs"])),
-    "swap_in": lambda r, a: r.manager.swap_in(map(_id, a["seqs"])),
-    "pin": lambda r, a: r.manager.pin(_id(a["name"]), a["tokens"], **_options(a)),
-    "unpin": lambda r, a: r.manager.unpin(_id(a["name"])),
+    "allocate": lambda r, a: r.manager.allocate(id_of(a["seq"]), a["tokens"], **_options(a)),
+    "append": lambda r, a: r.manager.append({id_of(seq): entry for seq, entry in a["batch"]}),
+    "reserve": lambda r, a: r.manager.reserve({id_of(seq): n for seq, n in a["lengths"]}),
+    "commit": lambda r, a: r.manager.commit(id_of(a["seq"]), a["num_tokens"], a["tokens"]),
+    "truncate": lambda r, a: r.manager.truncate(id_of(a["seq"]), a["num_tokens"]),
+    "fork": lambda r, a: r.manager.fork(id_of(a["seq"]), id_of(a["child"])),
+    "free": lambda r, a: r.manager.free(id_of(a["seq"])),
+    "swap_out": lambda r, a: r.manager.swap_out(map(id_of, a["seqs"])),
+    "swap_in": lambda r, a: r.manager.swap_in(map(id_of, a["seqs"])),
+    "pin": lambda r, a: r.manager.pin(id_of(a["name"]), a["tokens"], **_options(a)),
+    "unpin": lambda r, a: r.manager.unpin(id_of(a["name"])),
     "reset": lambda r, a: r.manager.reset_prefix_cache(salt=a.get("salt", ALL_SALTS)),
     "begin_step": lambda r, _: r.manager.begin_step(),
     "complete_step": lambda r, a: r.manager.complete_step(a["step"]),
     "decode_batch": lambda r, _: r.make_batch(),
-    "batch.join": lambda r, a: r.batch(a["batch"]).join(_id(a["seq"])),
-    "batch.leave": lambda r, a: r.batch(a["batch"]).leave(_id(a["seq"])),
+    "batch.join": lambda r, a: r.batch(a["batch"]).join(id_of(a["seq"])),
+    "batch.leave": lambda r, a: r.batch(a["batch"]).leave(id_of(a["seq"])),
     "batch.append": lambda r, a: r.batch(a["batch"]).append(),
     "batch.commit": lambda r, a: r.batch(a["batch"]).commit(a["tokens"]),
 }

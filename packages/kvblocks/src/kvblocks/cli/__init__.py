@@ -12,13 +12,13 @@ import sys
 from collections.abc import Sequence
 
 from kvblocks._version import __version__
-from kvblocks.cli import plan, simulate
+from kvblocks.cli import plan, replay, simulate
 from kvblocks.cli.parser import Parser
 from kvblocks.errors import KVBlocksError
 
 __all__ = ["main"]
 
-_COMMANDS = (plan, simulate)
+_COMMANDS = (plan, simulate, replay)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -99,6 +99,59 @@ def line_chart(
     return _svg(_HEIGHT, parts, hint, f' data-stops="{escape(json.dumps(stops))}"')
 
 
+def area_chart(
+    kinds: Sequence[tuple[str, str]],
+    points: Sequence[tuple[float, Sequence[float]]],
+    *,
+    label: str,
+    x_label: str,
+    y_label: str,
+) -> str:
+    """The sizes of several kinds on top of each other, over a linear x axis. O(points).
+
+    A kind is a name and a class that gives its colour; a point is x, and the size of each kind there.
+    """
+    y_ticks = linear_ticks(max(sum(sizes) for _, sizes in points))
+    low, high = points[0][0], points[-1][0]
+    end, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+
+    def place_x(x: float) -> float:
+        return round(_LEFT + (x - low) / (high - low or 1.0) * (end - _LEFT), 1)
+
+    def place_y(y: float) -> float:
+        return round(bottom - y / y_ticks[-1] * (bottom - _TOP), 1)
+
+    parts, names = [], []
+    below: Sequence[float] = [0.0] * len(points)
+    for index, (name, colour) in enumerate(kinds):
+        sizes = [size[index] for _, size in points]
+        above = [base + size for base, size in zip(below, sizes, strict=True)]
+        edges = [(place_x(x), place_y(y)) for (x, _), y in zip(points, above, strict=True)]
+        edges += [
+            (place_x(x), place_y(y)) for (x, _), y in reversed([*zip(points, below, strict=True)])
+        ]
+        path = "L".join(f"{x} {y}" for x, y in edges)
+        parts.append(f'<path class="fill {colour}" d="M{path}Z"/>')
+        if any(sizes):
+            names.append((name, colour, place_y((below[-1] + above[-1]) / 2)))
+        below = above
+    heights = _spread([y for *_, y in names])
+    for (name, colour, _), y in zip(names, heights, strict=True):
+        parts.append(f'<text class="name {colour}" x="{end + 9}" y="{y + 4}">{escape(name)}</text>')
+    parts += _y_axis(y_ticks, place_y, y_label)
+    ticks = [tick for tick in linear_ticks(high) if low <= tick <= high]
+    parts += _x_axis(ticks, place_x, "{:,.0f}".format, x_label)
+    stops = []
+    for x, each in points:
+        shown = [
+            f"{name}: {size:,.0f}" for (name, _), size in zip(kinds, each, strict=True) if size
+        ]
+        stops.append({"x": place_x(x), "text": "\n".join([f"{x_label} {x:,.0f}", *shown])})
+    parts.append(f'<line class="cursor" x1="0" x2="0" y1="{_TOP}" y2="{bottom}"/>')
+    hint = f"{label} Arrow keys step through the values."
+    return _svg(_HEIGHT, parts, hint, f' data-stops="{escape(json.dumps(stops))}"')
+
+
 def bar_chart(
     bars: Sequence[Bar],
     kinds: Sequence[str],
@@ -134,15 +187,13 @@ def bar_chart(
                     f'pointer-events="none" style="fill: var(--paper)">{escape(show(size))}</text>'
                 )
             x += wide
-    return key(kinds) + _svg(_ROW * len(bars) + 6, drawn, label)
+    coloured = [(kind, _colour(index)) for index, kind in enumerate(kinds)]
+    return key(coloured) + _svg(_ROW * len(bars) + 6, drawn, label)
 
 
-def key(kinds: Sequence[str]) -> str:
-    """Which colour means what, in the order of the colours."""
-    items = "".join(
-        f'<li class="{_colour(index)}"><i></i>{escape(kind)}</li>'
-        for index, kind in enumerate(kinds)
-    )
+def key(kinds: Sequence[tuple[str, str]]) -> str:
+    """Which colour means what: names, each with the class that gives its colour."""
+    items = "".join(f'<li class="{colour}"><i></i>{escape(kind)}</li>' for kind, colour in kinds)
     return f'<ul class="key">{items}</ul>'
 
 

@@ -24,8 +24,12 @@ class Section(NamedTuple):
     body: str
 
 
-def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
+def render_page(
+    title: str, lead: str, sections: Sequence[Section], scripts: Sequence[str] = ()
+) -> str:
     """A whole HTML file. `lead` is text; a section's body is HTML, of the functions here or one's own.
+
+    `scripts` names files beside this one, for what only such a report can do.
 
     >>> page = render_page("A < B", "Why.", [Section("Figures", paragraph("None."))])
     >>> page.startswith("<!doctype html>"), "<title>A &lt; B</title>" in page
@@ -56,7 +60,7 @@ def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
 </main>
 <div id="tip" role="status" hidden></div>
 <script>
-{_part("page.js")}</script>
+{"".join(map(_part, ("page.js", *scripts)))}</script>
 </body>
 </html>
 """
