@@ -17,10 +17,16 @@ NEXT_TOKEN = 7
 
 
 def make(
-    num_blocks: int = 64, budget: int = 32, seqs: int = 8, *, caching: bool = True, **policies: Any
+    num_blocks: int = 64,
+    budget: int = 32,
+    seqs: int = 8,
+    *,
+    host: int = 0,
+    caching: bool = True,
+    **policies: Any,
 ) -> Scheduler:
     """A scheduler on blocks of four tokens."""
-    manager = BlockManager(num_blocks, 4, prefix_caching=caching)
+    manager = BlockManager(num_blocks, 4, num_host_blocks=host, prefix_caching=caching)
     config = SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=seqs, **policies)
     return Scheduler(manager, config)
 

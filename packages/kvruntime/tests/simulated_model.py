@@ -48,6 +48,11 @@ class SimulatedRunner:
 
     def execute(self, output: SchedulerOutput) -> StepLogits:
         """Move, copy, write, then read every context back."""
+        for source, destination in output.swaps_out:
+            self.host[destination] = self.blocks[source]
+        for source, destination in output.swaps_in:
+            self.blocks[destination] = self.host[source]
+        self.num_moved_blocks += len(output.swaps_out) + len(output.swaps_in)
         for source, destination, num_tokens in output.copies:
             self.blocks[destination, :num_tokens] = self.blocks[source, :num_tokens]
         self._write(output)
@@ -95,7 +100,8 @@ def simulated_engine(config: EngineConfig) -> tuple[Engine, SimulatedRunner]:
         )
     )
     engine = Engine(model, config)
-    runner = SimulatedRunner(engine.manager.num_blocks, config.block_size)
+    manager = engine.manager
+    runner = SimulatedRunner(manager.num_blocks, config.block_size, manager.num_host_blocks)
     engine.runner = runner  # type: ignore[assignment]  # it does what the engine asks of one
     return engine, runner
 

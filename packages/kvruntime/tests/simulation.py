@@ -31,6 +31,7 @@ class World:
         self.seed = seed
         self.chance = random.Random(seed)  # noqa: S311 -- chosen to be repeatable
         self.config = self._config()
+        self.rate = self.chance.choice((0.05, 0.3, 1.0))  # bursts a step
         self.engine, self.runner = simulated_engine(self.config)
         self.prefixes = [self._tokens(40) for _ in range(3)]
         self.coming = [self._request(number) for number in range(num_requests)]
@@ -38,6 +39,7 @@ class World:
         self.finished: list[Request] = []
         self.num_aborted = 0
         self.num_steps = 0
+        self.num_blocks_asked = 0  # by all that came, at their full lengths
 
     def play(self) -> Counter[str]:
         """Let everything happen; the counters of the policies. A failure says how to repeat it."""
@@ -60,19 +62,20 @@ class World:
     def _happen(self) -> None:
         """Arrivals, an abort, a step."""
         chance = self.chance
-        if self.coming and (not self.engine.has_work or chance.random() < 0.3):
+        if self.coming and (not self.engine.has_work or chance.random() < self.rate):
             for _ in range(min(len(self.coming), chance.choice((1, 1, 2, 8)))):
                 request = self.coming.pop()
                 self.engine.add(request)
                 self.live.append(request)
-        if self.live and chance.random() < 0.01:
+                self.num_blocks_asked += self._num_blocks(request)
+        if self.live and chance.random() < 0.005:
             self._abort(chance.choice(self.live))
         if self.engine.has_work:
             self._step()
 
     def _step(self) -> None:
         self.num_steps += 1
-        self.runner.fails = self.chance.random() < 0.0005
+        self.runner.fails = self.chance.random() < 0.0001
         try:
             finished = self.engine.step()
         except StepFailed:
@@ -99,22 +102,21 @@ class World:
         expected = answers(request, self.engine.max_model_len)
         got = [sequence.output_token_ids for sequence in request.answers()]
         assert got == expected, f"request {request.request_id} has other tokens than alone"
-        total = sum(self._num_blocks(one) for one in (*self.live, *self.finished))
-        assert request.num_preemptions <= 2 * total * request.params.num_sequences
+        bound = 2 * self.num_blocks_asked * request.params.num_sequences
+        assert request.num_preemptions <= bound
 
     def _verify_rest(self) -> None:
         self.engine.manager.check()
         pool = self.engine.manager.stats()
         assert pool.num_free_blocks + pool.num_cached_blocks == pool.num_blocks
-        assert pool.num_sequences == 0
+        assert pool.num_sequences == pool.num_swapped_sequences == 0
+        assert pool.num_free_host_blocks == pool.num_host_blocks
         assert not self.live
         assert len(self.finished) + self.num_aborted >= 1
 
     def _bound(self) -> int:
         """Steps that all requests so far would need one after the other, many times over."""
-        return 1000 + 50 * sum(self._num_blocks(one) for one in (*self.live, *self.finished)) * (
-            self.config.block_size + self.num_aborted
-        )
+        return 1000 + 50 * self.num_blocks_asked * (self.config.block_size + self.num_aborted)
 
     def _num_blocks(self, request: Request) -> int:
         num_tokens = len(request.prompt_token_ids) + request.params.max_tokens
@@ -136,6 +138,8 @@ class World:
             "skip_ahead": chance.choice((0, 0, 1, 5)),
             "admission": chance.choice(("prompt", "prompt", "output")),
             "eviction": chance.choice(("before", "before", "after")),
+            "preemption": chance.choice(("recompute", "swap", "auto")),
+            "num_host_blocks": chance.choice((None, 2, 20)),
         }
         return EngineConfig(**settings)
 

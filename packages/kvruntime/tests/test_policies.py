@@ -6,6 +6,8 @@ import pytest
 
 from kvruntime import InvalidRequest
 from kvruntime.engine_config import SchedulerConfig
+from kvruntime.request import Request
+from kvruntime.steps import SchedulerOutput
 
 from .scheduling import add, counts, end, kinds, make, run
 
@@ -199,6 +201,101 @@ class TestPreemption:
             output = run(scheduler)
         assert counts(output) == {(0, 0): 1}
         assert scheduler.manager.stats().num_free_blocks == 3
+
+
+class TestSwapping:
+    """Blocks go to the host and come back; where there is no room, tokens are computed again."""
+
+    def pressed(self, **settings: Any) -> tuple[Any, Request, Request, SchedulerOutput]:
+        """Two requests of 7 tokens in 5 blocks: at their ninth the newer gives way."""
+        scheduler = make(num_blocks=5, caching=False, **settings)
+        old, new = (add(scheduler, i, distinct(i, 7)) for i in range(2))
+        for _ in range(2):
+            run(scheduler)
+        return scheduler, old, new, run(scheduler)
+
+    def test_moves_the_newest_out_and_back_and_computes_nothing_twice(self) -> None:
+        scheduler, old, new, output = self.pressed(host=5, preemption="swap")
+        assert counts(output) == {(0, 0): 1}
+        assert [tuple(swap) for swap in output.swaps_out] == [(2, 0), (3, 1)]
+        assert kinds(new) == ["admitted", "preempted"]
+        assert "swapped to the host" in new.events[-1].kind
+        assert scheduler.counters.num_preemptions_swap == 1
+        assert counts(run(scheduler)) == {(0, 0): 1}
+        end(scheduler, old)
+        output = run(scheduler)
+        assert counts(output) == {(1, 0): 1}
+        assert [swap.source for swap in output.swaps_in] == [0, 1]
+        assert output.scheduled[0].start == 8
+        assert kinds(new)[-2:] == ["deferred", "swapped in"]
+        assert scheduler.counters.num_preemptions_recompute == 0
+
+    def test_falls_back_to_recomputing_where_the_host_has_no_room(self) -> None:
+        scheduler, old, new, output = self.pressed(host=1, preemption="swap")
+        assert output.swaps_out == ()
+        counters = scheduler.counters
+        assert (counters.num_swap_fallbacks, counters.num_preemptions_recompute) == (1, 1)
+        assert counters.num_preemptions_swap == 0
+        end(scheduler, old)
+        assert counts(run(scheduler)) == {(1, 0): 9}
+        assert "to be recomputed" in new.events[1].kind
+
+    def test_auto_computes_less_than_a_block_again(self) -> None:
+        scheduler = make(num_blocks=4, budget=10, caching=False, host=9, preemption="auto")
+        add(scheduler, 0, distinct(0, 8))
+        small = add(scheduler, 1, distinct(1, 6))  # its first chunk has two tokens
+        run(scheduler)
+        assert small.sequences[0].num_computed_tokens == 2
+        run(scheduler)
+        assert scheduler.counters.num_preemptions_recompute == 1
+        assert scheduler.counters.num_preemptions_swap == 0
+
+    def test_auto_moves_what_has_computed_a_block(self) -> None:
+        scheduler, *_ = self.pressed(host=5, preemption="auto")
+        assert scheduler.counters.num_preemptions_swap == 1
+
+    def test_who_is_swapped_keeps_its_place_and_waits_for_all_its_blocks(self) -> None:
+        scheduler, old, new, _ = self.pressed(host=5, preemption="swap")
+        later = add(scheduler, 2, distinct(2, 3))
+        for _ in range(3):
+            assert counts(run(scheduler)).keys() == {(0, 0)}
+        assert [s.seq_id for s in scheduler.waiting] == [(1, 0), (2, 0)]
+        assert "blocks needed: 3, available: 2" in new.events[-1].detail
+        end(scheduler, old)
+        assert counts(run(scheduler)) == {(1, 0): 1, (2, 0): 3}
+        assert kinds(later)[-1] == "admitted"
+
+    def test_samples_that_are_swapped_together_move_what_they_share_once(self) -> None:
+        scheduler = make(num_blocks=7, caching=False, host=9, preemption="swap")
+        add(scheduler, 0, distinct(0, 7))
+        add(scheduler, 1, distinct(1, 9), n=2)
+        for _ in range(2):
+            run(scheduler)
+        output = run(scheduler)
+        while not output.swaps_out:
+            output = run(scheduler)
+        assert scheduler.counters.num_preemptions_swap == 2
+        assert len(output.swaps_out) == 2 + 1 + 1
+
+    def test_an_aborted_request_leaves_the_host_too(self) -> None:
+        scheduler, _, new, _ = self.pressed(host=5, preemption="swap")
+        scheduler.abort(new)
+        stats = scheduler.manager.stats()
+        assert stats.num_free_host_blocks == 5
+        assert stats.num_swapped_sequences == 0
+
+    def test_after_a_step_that_failed_nobody_finds_what_it_was_to_bring_back(self) -> None:
+        scheduler = make(num_blocks=5, host=5, preemption="swap")
+        old, new = (add(scheduler, i, distinct(i, 7)) for i in range(2))
+        for _ in range(3):
+            run(scheduler)
+        end(scheduler, old)
+        other = add(scheduler, 2, distinct(2, 20))
+        scheduler.abort(other)
+        scheduler.manager.reset_prefix_cache()
+        assert scheduler.schedule().swaps_in
+        scheduler.abort(new)
+        assert scheduler.manager.match(new.sequences[0].token_ids).num_tokens == 0
 
 
 class TestEviction:

@@ -32,6 +32,9 @@ def test_every_request_gets_its_own_tokens_and_the_books_balance(seed: int) -> N
         "num_deferrals",
         "num_evicted_blocks",
         "num_preemptions_recompute",
+        "num_preemptions_swap",
+        "num_swap_fallbacks",
+        "num_swapped_in_blocks",
     ],
 )
 def test_every_policy_acts_in_some_world(counter: str) -> None:

@@ -84,6 +84,64 @@ def test_tokens_are_the_same_alone_batched_cached_chunked_and_preempted(
     assert pressed.stats.num_preemptions_recompute > 0
 
 
+def test_32_mixed_requests_get_the_same_tokens_and_logprobs_whatever_is_done_for_room(
+    smollm2: Checkpoint,
+) -> None:
+    """Greedy and seeded, of several lengths, some in two samples, some sharing a prefix."""
+    reference = LLM(smollm2, EngineConfig(num_blocks=256))
+    asked = _mixed_requests(reference)
+    expected = _answers(reference, asked)
+    # Alone: the last of each kind of parameters.
+    for one in asked[-4:]:
+        [output] = LLM(smollm2, EngineConfig(num_blocks=64)).generate([one[0]], one[1])
+        assert _samples(output) == expected[asked.index(one)]
+    tiny = {"num_blocks": 14}
+    variants: list[tuple[dict[str, Any], list[str]]] = [
+        ({"num_blocks": 64, "max_num_seqs": 2}, []),
+        ({"num_blocks": 256, "max_num_batched_tokens": 24, "prefix_caching": False}, []),
+        (tiny, ["num_preemptions_recompute", "num_evicted_blocks", "num_deferrals"]),
+        (
+            {**tiny, "preemption": "swap"},
+            ["num_preemptions_swap", "num_swapped_out_blocks", "num_swapped_in_blocks"],
+        ),
+        ({**tiny, "preemption": "swap", "num_host_blocks": 1}, ["num_swap_fallbacks"]),
+    ]
+    for config, counters in variants:
+        llm = LLM(smollm2, EngineConfig(**config))
+        assert _answers(llm, asked) == expected, config
+        for counter in counters:
+            assert getattr(llm.stats, counter) > 0, (config, counter)
+        assert llm.stats.num_leaked_blocks == 0
+        assert llm.stats.num_forks > 0
+
+
+def _mixed_requests(llm: LLM) -> list[tuple[list[int], SamplingParams]]:
+    heads = prompts(llm)
+    asked = []
+    for number in range(32):
+        head = heads[number % 4]
+        token_ids = head[: 20 + number % 12] if number % 3 else head
+        params = SamplingParams(
+            max_tokens=4 + number % 9,
+            temperature=0.9 if number % 2 else 0,
+            n=2 if number % 5 == 1 else 1,
+            seed=number,
+            logprobs=1,
+            ignore_eos=True,
+        )
+        asked.append((token_ids, params))
+    return asked
+
+
+def _answers(llm: LLM, asked: list[tuple[list[int], SamplingParams]]) -> list[Any]:
+    outputs = llm.generate([one for one, _ in asked], [params for _, params in asked])
+    return [_samples(output) for output in outputs]
+
+
+def _samples(output: RequestOutput) -> list[Any]:
+    return [(sample.token_ids, sample.logprobs) for sample in output.outputs]
+
+
 def test_forked_samples_are_what_each_would_be_alone(llm: LLM) -> None:
     [token_ids, *_] = prompts(llm)
     four = SamplingParams(n=4, max_tokens=16, temperature=0.9, seed=5)

@@ -56,6 +56,8 @@ class Workload:
             "prefix_caching": chance.random() < 0.75,
             # Requests end where the pool does, so the request alone ends there too.
             "max_model_len": longest + chance.randint(0, 16),
+            "preemption": chance.choice(["recompute", "swap", "auto"]),
+            "num_host_blocks": chance.choice([None, 3]),
         }
 
     def tokens(self, length: int) -> list[int]:

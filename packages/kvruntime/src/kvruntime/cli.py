@@ -115,6 +115,10 @@ def generate(
         str, typer.Option(help="Evict cached blocks before or after somebody is preempted.")
     ] = "before",
     preemption: Annotated[str, typer.Option(help="recompute, swap or auto.")] = "recompute",
+    num_host_blocks: Annotated[
+        int | None,
+        typer.Option(help="Blocks of the host to swap to.  [default: as many as the pool has]"),
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Say who waited, was preempted and why.")
     ] = False,
@@ -145,6 +149,7 @@ def generate(
         admission=cast("Admission", admission),
         eviction=cast("Eviction", eviction),
         preemption=cast("Preemption", preemption),
+        num_host_blocks=num_host_blocks,
         # A step computes one token at least, so that this is all of them.
         log_steps=100_000 if verbose else 1,
     )

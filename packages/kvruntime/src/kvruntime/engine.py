@@ -9,7 +9,7 @@ from itertools import islice
 
 import torch
 
-from kvblocks import BlockManager
+from kvblocks import BlockManager, Stats
 from kvruntime.beam_search import BeamSearch, Continuation
 from kvruntime.detokenizer import Detokenizer
 from kvruntime.engine_config import EngineConfig
@@ -50,10 +50,21 @@ class Engine:
         self.max_model_len = min(
             config.max_model_len or self.model_len, self.model_len, num_blocks * config.block_size
         )
+        num_host_blocks = config.num_host_blocks
+        if num_host_blocks is None:
+            num_host_blocks = 0 if config.preemption == "recompute" else num_blocks
         # First, since a pool beyond all memory is refused here.
-        self.runner = ModelRunner(model, num_blocks=num_blocks, block_size=config.block_size)
+        self.runner = ModelRunner(
+            model,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            num_host_blocks=num_host_blocks,
+        )
         self.manager = BlockManager(
-            num_blocks, config.block_size, prefix_caching=config.prefix_caching
+            num_blocks,
+            config.block_size,
+            num_host_blocks=num_host_blocks,
+            prefix_caching=config.prefix_caching,
         )
         self.scheduler = Scheduler(self.manager, config)
         self._tokenizer = tokenizer
@@ -140,13 +151,17 @@ class Engine:
             num_bypasses=counters.num_bypasses,
             num_evicted_blocks=pool.num_evicted_blocks,
             num_preemptions_recompute=counters.num_preemptions_recompute,
+            num_preemptions_swap=counters.num_preemptions_swap,
+            num_swap_fallbacks=counters.num_swap_fallbacks,
+            num_swapped_out_blocks=counters.num_swapped_out_blocks,
+            num_swapped_in_blocks=counters.num_swapped_in_blocks,
             num_rejections=self._num_rejections,
             peak_blocks=self._peak_blocks,
             num_forks=pool.num_forks,
             num_copies=pool.num_copies,
             tail_waste_slots=self._tail_waste_slots,
             contiguous_slots=self._peak_samples * self.max_model_len,
-            num_leaked_blocks=0 if self.has_work else pool.num_held_blocks + pool.num_fenced_blocks,
+            num_leaked_blocks=0 if self.has_work else _num_leaked(pool),
         )
 
     # ── what is refused ──────────────────────────────────────────────────────────────────────
@@ -351,6 +366,12 @@ class Engine:
             unfilled = max(0, len(table) * block_size - len(sequence.token_ids))
             wasted[table[-1]] = min(unfilled, wasted.get(table[-1], block_size))
         return sum(wasted.values())
+
+
+def _num_leaked(pool: Stats) -> int:
+    """Blocks of either memory that are neither free nor cached."""
+    num_host = pool.num_host_blocks - pool.num_free_host_blocks
+    return pool.num_held_blocks + pool.num_fenced_blocks + num_host
 
 
 def _sampling_row(sequence: Sequence) -> SamplingRow:

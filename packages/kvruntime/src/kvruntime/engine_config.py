@@ -75,6 +75,8 @@ class EngineConfig(SchedulerConfig):
         block_size: tokens a block.
         num_blocks: blocks of the pool; None takes what `kv_memory_bytes` holds.
         kv_memory_bytes: the pool's size where `num_blocks` is None.
+        num_host_blocks: blocks of host memory to swap to; None takes as many as the pool has where
+            `preemption` swaps, and none where it does not.
         max_model_len: tokens of a prompt and its output; None takes the model's own limit.
         prefix_caching: reuse the blocks of equal prefixes.
     """
@@ -82,6 +84,7 @@ class EngineConfig(SchedulerConfig):
     block_size: int = 16
     num_blocks: int | None = None
     kv_memory_bytes: int = 512 * 2**20
+    num_host_blocks: int | None = None
     max_model_len: int | None = None
     prefix_caching: bool = True
 

@@ -7,6 +7,7 @@ tokens were chosen to run, or what becomes of the logits.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kvblocks import BlockSwap
 from kvkernels import copy_blocks, paged_attention, write_kv
 from kvruntime.errors import InvalidRequest
 from kvruntime.models import Llama
@@ -63,15 +65,19 @@ class StepLogits:
 class ModelRunner:
     """Copies blocks, runs the flat batch of a step, and returns the logits that are asked for."""
 
-    def __init__(self, model: Llama, *, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, model: Llama, *, num_blocks: int, block_size: int, num_host_blocks: int = 0
+    ) -> None:
         config = model.config
         self.model = model
-        self.cache = KVCache.empty(
-            config.num_layers, num_blocks, config.num_kv_heads, block_size, config.head_dim
-        )
+        block_shape = (config.num_kv_heads, block_size, config.head_dim)
+        self.cache = KVCache.empty(config.num_layers, num_blocks, *block_shape)
+        self.host = KVCache.empty(config.num_layers, num_host_blocks, *block_shape)
 
     def execute(self, output: SchedulerOutput) -> StepLogits:
         """Run a step; its KV is in the cache afterwards."""
+        _swap_blocks(self.cache, self.host, output.swaps_out)
+        _swap_blocks(self.host, self.cache, output.swaps_in)
         if output.copies:
             copy_blocks((*self.cache.keys, *self.cache.values), output.copies)
         token_ids = np.fromiter(
@@ -127,6 +133,19 @@ class _PagedAttention:
             out=out.numpy()[:num_rows],
         )
         return out
+
+
+def _swap_blocks(source: KVCache, destination: KVCache, swaps: Sequence[BlockSwap]) -> None:
+    """Copy whole blocks of every layer from one cache to the other."""
+    if not swaps:
+        return
+    sources, destinations = np.array(swaps).T
+    for ours, theirs in zip(
+        chain(source.keys, source.values),
+        chain(destination.keys, destination.values),
+        strict=True,
+    ):
+        theirs[destinations] = ours[sources]
 
 
 def _stack_tables(scheduled: tuple[ScheduledSequence, ...]) -> NDArray[np.int32]:

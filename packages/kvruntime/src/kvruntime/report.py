@@ -151,7 +151,8 @@ def _pressure(stats: EngineStats) -> list[tuple[str, int, str]]:
     return [
         ("deferred", stats.num_deferrals, "prompts that waited for room"),
         ("evicted", stats.num_evicted_blocks, "cached blocks that nobody used"),
-        ("preempted", stats.num_preemptions_recompute, "samples, computed again"),
+        ("preempted by recompute", stats.num_preemptions_recompute, "samples, computed again"),
+        ("preempted by swapping", stats.num_preemptions_swap, "samples, to the host and back"),
     ]
 
 

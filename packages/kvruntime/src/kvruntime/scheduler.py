@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from typing import Literal, NamedTuple
 
-from kvblocks import BlockCopy, BlockManager, Verdict
+from kvblocks import BlockCopy, BlockManager, BlockSwap, Verdict, When
 from kvruntime.engine_config import SchedulerConfig
 from kvruntime.request import Event, FinishReason, Request, Sequence
 from kvruntime.steps import ScheduledSequence, SchedulerOutput, StepRecord
@@ -32,6 +32,10 @@ class SchedulerCounters:
     num_deferrals: int = 0
     num_bypasses: int = 0
     num_preemptions_recompute: int = 0
+    num_preemptions_swap: int = 0
+    num_swap_fallbacks: int = 0  # preemptions by recompute for which the host had no room
+    num_swapped_out_blocks: int = 0
+    num_swapped_in_blocks: int = 0
     num_cached_tokens: int = 0  # of prompts, those of sequences that came back included
 
 
@@ -60,6 +64,10 @@ class Scheduler:
         self.log: deque[StepRecord] = deque(maxlen=config.log_steps)
         self._num_arrived = 0
         self._step = 0
+        self._fence = 0
+        self._swaps_out: list[BlockSwap] = []
+        self._swaps_in: list[BlockSwap] = []
+        self._is_open = False
         self._events: list[Event] = []
 
     @property
@@ -81,9 +89,12 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Open a step: choose who runs, and take the blocks it needs."""
-        self._step = self.manager.begin_step()
-        self._events = []
+        self._step += 1
+        self._events, self._swaps_out, self._swaps_in = [], [], []
+        # Before the step begins, so that blocks that are swapped out can be had at once: their
+        # copies come before all else that the step does.
         batch, num_preempted = self._schedule_running()
+        self._begin()
         parts = [self._append(batch)]
         budget = self.config.max_num_batched_tokens - sum(batch.values())
         # What just gave its blocks up must not take them back from those that needed them.
@@ -92,9 +103,14 @@ class Scheduler:
         while not any(part.batch for part in parts):
             parts.append(self._admit(budget))
             if not parts[-1].batch:
+                self.manager.complete_step(self._fence)  # nothing is in it
                 self._preempt([self.running[-1]], "a beam that it waits for has no room")
+                self._begin()
         output = SchedulerOutput(
             step=self._step,
+            fence=self._fence,
+            swaps_out=tuple(self._swaps_out),
+            swaps_in=tuple(self._swaps_in),
             scheduled=tuple(
                 self._describe(sequence, n) for part in parts for sequence, n in part.batch.items()
             ),
@@ -106,7 +122,8 @@ class Scheduler:
 
     def complete(self, output: SchedulerOutput) -> None:
         """Close a step that has run: its positions are written, and may be shared."""
-        self.manager.complete_step(output.step)
+        self.manager.complete_step(output.fence)
+        self._is_open = False
         for item in output.scheduled:
             sequence = item.sequence
             sequence.num_computed_tokens = item.stop
@@ -141,11 +158,16 @@ class Scheduler:
     def abort(self, request: Request) -> None:
         """Drop a request, wherever it stands, and give its blocks back.
 
-        Also in the midst of a step that failed: nothing is in flight afterwards.
+        Also in the midst of a step that failed: nothing is in flight afterwards. All requests of
+        such a step are to be aborted.
         """
         for sequence in request.sequences:
             self.drop(sequence)
         self.manager.complete_step(self.manager.begin_step())
+        if self._is_open and self._swaps_in:
+            # They can be found already, and may never have been copied.
+            self.manager.reset_prefix_cache()
+        self._is_open = False
 
     # ── who goes on ──────────────────────────────────────────────────────────────────────────
 
@@ -196,14 +218,38 @@ class Scheduler:
         return [sequence for sequence in self.running if sequence.request is request]
 
     def _preempt(self, victims: list[Sequence], reason: str) -> None:
+        swapped = self._swap_out(victims)
         for victim in victims:
             self.running.remove(victim)
-            self.manager.free(victim.seq_id)
-            victim.num_computed_tokens = 0
-            self.counters.num_preemptions_recompute += 1
             victim.request.num_preemptions += 1
-            self._tell(victim, "preempted, to be recomputed", reason)
+            if victim in swapped:
+                victim.is_swapped = True
+                self.counters.num_preemptions_swap += 1
+                self._tell(victim, "preempted, swapped to the host", reason)
+            else:
+                self.manager.free(victim.seq_id)
+                victim.num_computed_tokens = 0
+                self.counters.num_preemptions_recompute += 1
+                self._tell(victim, "preempted, to be recomputed", reason)
             self._wait(victim)
+
+    def _swap_out(self, victims: Iterable[Sequence]) -> set[Sequence]:
+        """Move the blocks of victims to the host, as far as that is chosen and has room."""
+        mode = self.config.preemption
+        if mode == "recompute":
+            return set()
+        least = self.manager.block_size if mode == "auto" else 1
+        moving = [s for s in victims if self.manager.num_computed_tokens(s.seq_id) >= least]
+        seq_ids = [sequence.seq_id for sequence in moving]
+        if not seq_ids:
+            return set()
+        if not self.manager.can_swap_out(seq_ids).is_now:
+            self.counters.num_swap_fallbacks += len(moving)
+            return set()
+        swaps = self.manager.swap_out(seq_ids)
+        self.counters.num_swapped_out_blocks += len(swaps)
+        self._swaps_out += swaps
+        return set(moving)
 
     # ── who starts ───────────────────────────────────────────────────────────────────────────
 
@@ -240,7 +286,7 @@ class Scheduler:
         """Why a sequence cannot start now: it waits for its turn, or is deferred for room."""
         if self._num_seats(sequence) > self.config.max_num_seqs:
             return "waits", f"max_num_seqs is {self.config.max_num_seqs}"
-        if self._prefix_is_being_computed(sequence):
+        if not sequence.is_swapped and self._prefix_is_being_computed(sequence):
             return "waits", "another request computes its prefix"
         reason = self._no_room(sequence)
         return ("deferred", reason) if reason else None
@@ -248,10 +294,23 @@ class Scheduler:
     def _no_room(self, sequence: Sequence) -> str:
         if self.config.admission == "output" and (reason := self._over_promised(sequence)):
             return reason
-        verdict = self.manager.can_allocate(sequence.token_ids, salt=sequence.request.cache_salt)
-        if not verdict.is_now:
+        verdict = self._verdict(sequence)
+        if verdict.num_missing_blocks or not verdict.is_now:
             return str(verdict)
         return self._would_evict(verdict) if self.running else ""
+
+    def _verdict(self, sequence: Sequence) -> Verdict:
+        """Whether there are blocks for all its tokens."""
+        if not sequence.is_swapped:
+            return self.manager.can_allocate(sequence.token_ids, salt=sequence.request.cache_salt)
+        verdict = self.manager.can_swap_in([sequence.seq_id])
+        block_size = self.manager.block_size
+        num_swapped = -(-self.manager.num_computed_tokens(sequence.seq_id) // block_size)
+        num_more = -(-len(sequence.token_ids) // block_size) - num_swapped
+        needed = verdict.num_needed_blocks + num_more
+        is_short = verdict.is_now and needed > verdict.num_available_blocks
+        when = When.LATER if is_short else verdict.when
+        return verdict._replace(when=when, num_needed_blocks=needed)
 
     def _num_seats(self, newcomer: Sequence) -> int:
         """The seats taken if a sequence joined, with those for the answers it will fork into."""
@@ -294,6 +353,9 @@ class Scheduler:
     def _start(self, sequence: Sequence) -> None:
         request = sequence.request
         self.waiting.remove(sequence)
+        if sequence.is_swapped:
+            self._swap_in(sequence)
+            return
         allocation = self.manager.allocate(
             sequence.seq_id, sequence.token_ids, salt=request.cache_salt
         )
@@ -310,6 +372,17 @@ class Scheduler:
         if request.num_cached_tokens is None:
             request.num_cached_tokens = num_cached
         self._tell(sequence, "admitted", f"{found} of {len(sequence.token_ids)} tokens cached")
+        self._run(sequence)
+
+    def _swap_in(self, sequence: Sequence) -> None:
+        """Bring a sequence's blocks back, and take those of the tokens it has yet to compute."""
+        swaps = self.manager.swap_in([sequence.seq_id])
+        self.manager.reserve({sequence.seq_id: len(sequence.token_ids)})
+        self._swaps_in += swaps
+        self.counters.num_swapped_in_blocks += len(swaps)
+        sequence.is_swapped = False
+        sequence.obstacle = ""
+        self._tell(sequence, "swapped in", f"{len(swaps)} blocks copied from the host")
         self._run(sequence)
 
     def _defer(self, sequence: Sequence, kind: str, reason: str) -> None:
@@ -340,6 +413,10 @@ class Scheduler:
         )
 
     # ── a step in the block manager's terms ──────────────────────────────────────────────────
+
+    def _begin(self) -> None:
+        self._fence = self.manager.begin_step()
+        self._is_open = True
 
     def _append(self, batch: Mapping[Sequence, int]) -> _Part:
         """Take the blocks of a batch; tokens that are computed again get slot -1."""
@@ -395,6 +472,8 @@ class Scheduler:
                 num_cached_blocks=pool.num_cached_blocks,
                 num_held_blocks=pool.num_held_blocks,
                 num_evicted_blocks=pool.num_evicted_blocks,
+                num_swapped_out_blocks=len(output.swaps_out),
+                num_swapped_in_blocks=len(output.swaps_in),
             )
         )
 

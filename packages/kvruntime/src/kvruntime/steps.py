@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
-from kvblocks import BlockCopy
+from kvblocks import BlockCopy, BlockSwap
 from kvruntime.request import Event, Sequence
 
 __all__ = ["ScheduledSequence", "SchedulerOutput", "StepRecord"]
@@ -33,12 +33,19 @@ class ScheduledSequence:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step: copies first, then one flat batch of tokens, each with the slot its KV goes to."""
+    """One step: what moves first, then one flat batch of tokens, each with its slot.
+
+    Blocks go to the host first, since what comes back may be given the same blocks; then come
+    copies on write, and then the writes of the forward pass.
+    """
 
     step: int
+    fence: int  # what the block manager knows the step by
     scheduled: tuple[ScheduledSequence, ...]
     slot_mapping: array[int]
     copies: tuple[BlockCopy, ...]
+    swaps_out: tuple[BlockSwap, ...] = ()  # from the device to the host
+    swaps_in: tuple[BlockSwap, ...] = ()  # from the host to the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +63,16 @@ class StepRecord:
     num_cached_blocks: int
     num_held_blocks: int
     num_evicted_blocks: int  # since the engine was made
+    num_swapped_out_blocks: int = 0  # in this step
+    num_swapped_in_blocks: int = 0
 
     def __str__(self) -> str:
         ran = " ".join(f"{request}.{index}+{n}" for (request, index), n in self.scheduled)
+        swapped = ""
+        if self.num_swapped_out_blocks or self.num_swapped_in_blocks:
+            swapped = f", swapped {self.num_swapped_out_blocks} out {self.num_swapped_in_blocks} in"
         return (
             f"step {self.step}: {ran} | blocks held {self.num_held_blocks}, cached "
             f"{self.num_cached_blocks}, free {self.num_free_blocks}, evicted "
-            f"{self.num_evicted_blocks}"
+            f"{self.num_evicted_blocks}{swapped}"
         )
