@@ -230,6 +230,35 @@ def test_c1_external_fragmentation_is_reported_as_such(capsys: Capture) -> None:
 # ── other ways to ask ────────────────────────────────────────────────────────────────────────────
 
 
+def test_c2_c3_and_c5_what_one_piece_a_sequence_takes(capsys: Capture) -> None:
+    text = plan(capsys, *SHAPE, "--lengths", "200", "--contiguous", "2048,4096")
+    rows = [line.split() for line in text.splitlines()]
+    assert ["2,048", "reserved", "2,048", "256", "MiB", "1,848", "0", "0", "B"] in rows
+    assert ["4,096", "reserved", "4,096", "512", "MiB", "3,896", "0", "0", "B"] in rows
+    assert ["power", "of", "two", "256", "32", "MiB", "0", "56", "0", "B"] in rows
+    assert ["grown", "by", "512", "512", "64", "MiB", "0", "312", "0", "B"] in rows
+    assert ["grown", "by", "1,024", "1,024", "128", "MiB", "0", "824", "0", "B"] in rows
+    # A cache that is concatenated for every token moves 1 + 2 + ... + 199 tokens.
+    assert ["grown", "by", "1", "200", "25", "MiB", "0", "0", "2.43", "GiB"] in rows
+
+
+def test_one_piece_a_sequence_as_json(capsys: Capture) -> None:
+    found = as_json(capsys, *SHAPE, "--lengths", "200,600", "--contiguous", "2048")["contiguous"]
+    assert found[0] == {
+        "way": "reserve",
+        "size": 2048,
+        "num_slots": 4096,
+        "bytes": 512 * 2**20,
+        "over_allocated_slots": 4096 - 800,
+        "rounding_slots": 0,
+        "moved_tokens": 0,
+        "moved_bytes": 0,
+    }
+    grown = next(each for each in found if (each["way"], each["size"]) == ("grow", 256))
+    assert grown["moved_tokens"] == 256 + 512
+    assert grown["moved_bytes"] == (256 + 512) * 131_072
+
+
 def test_a_request_that_fits_and_one_that_nothing_could_serve(capsys: Capture) -> None:
     segments = ("--fragmentation", "free:128MiB, used:1GiB ,64MiB")
     assert "128 MiB in one piece fits." in plan(capsys, *segments, "--request", "128MiB")
@@ -344,6 +373,14 @@ WAYS = "--bytes-per-token, or --config, or all of --layers, --kv-heads, --head-d
         (
             ("--layers", "1.5"),
             "kvblocks plan: argument --layers: a count must be a whole number, as",
+        ),
+        (
+            (*TOKEN, "--contiguous", "2048"),
+            "kvblocks: --contiguous needs --lengths: the sequences that it is asked of",
+        ),
+        (
+            (*TOKEN, "--lengths", "20", "--contiguous", "10"),
+            "kvblocks: a reservation must hold the longest sequence of 20 tokens, got 10",
         ),
         (("--layers", "0", *SHAPE[2:]), "kvblocks: num_layers must be in [1, 2**63 - 1], got 0"),
         ((*TOKEN, "--pool", "0"), "kvblocks: --pool must be in [1, 2**63 - 1], got 0"),

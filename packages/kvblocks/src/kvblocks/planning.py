@@ -12,7 +12,13 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from kvblocks.errors import InvalidSize
-from kvblocks.sizing import num_blocks, num_held_blocks, require, table_bytes
+from kvblocks.sizing import (
+    num_blocks,
+    num_held_blocks,
+    num_moved_tokens,
+    require,
+    table_bytes,
+)
 
 # What paging is said to waste at most (Kwon et al., 2023, "near-zero"): above, a smaller block pays.
 ACCEPTABLE_WASTE = Fraction(4, 100)
@@ -111,6 +117,51 @@ def plan_blocks(
         short_slots=None if short is None else short * block_size,
         short_bytes=None if short is None else short * block_size * bytes_per_token,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ContiguousPlan:
+    """What one way to keep each sequence in one piece holds, once all tokens are there.
+
+    `way` is `reserve` (so much for everyone, whatever it will need), `pow2` (the next power of two)
+    or `grow` (in steps, moved to a longer piece by a copy); `size` is what is reserved, or the step.
+    """
+
+    way: str
+    size: int | None
+    num_slots: int
+    over_allocated_slots: int
+    rounding_slots: int
+    moved_tokens: int
+
+
+def plan_contiguous(
+    lengths: Sequence[int], reservations: Iterable[int], steps: Iterable[int] = (1, 256, 512, 1024)
+) -> list[ContiguousPlan]:
+    """What the same sequences would take without paging. O(lengths * ways). `InvalidSize`.
+
+    >>> [plan.over_allocated_slots for plan in plan_contiguous([200], [2048, 4096], steps=())]
+    [1848, 3896, 0]
+    >>> [plan.rounding_slots for plan in plan_contiguous([200], (), steps=[256, 512, 1024])]
+    [56, 56, 312, 824]
+    """
+    useful = sum(lengths)
+    plans = []
+    for size in reservations:
+        longest = max(lengths, default=0)
+        if size < longest:
+            raise InvalidSize(
+                f"a reservation must hold the longest sequence of {longest:,} tokens, got {size:,}"
+            )
+        held = size * len(lengths)
+        plans.append(ContiguousPlan("reserve", size, held, held - useful, 0, 0))
+    held = sum(1 << (length - 1).bit_length() for length in lengths if length)
+    plans.append(ContiguousPlan("pow2", None, held, 0, held - useful, 0))
+    for step in steps:
+        held = sum(num_blocks(length, step) * step for length in lengths)
+        moved = sum(num_moved_tokens(length, step) for length in lengths)
+        plans.append(ContiguousPlan("grow", step, held, 0, held - useful, moved))
+    return plans
 
 
 def _in_pool(

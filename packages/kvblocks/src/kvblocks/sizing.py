@@ -192,6 +192,18 @@ def num_held_blocks(num_tokens: int, block_size: int, window: int | None) -> int
     return num_blocks(num_tokens, block_size) - max(0, num_tokens - window) // block_size
 
 
+def num_moved_tokens(num_tokens: int, step: int) -> int:
+    """Tokens copied by a contiguous buffer that moves to one `step` longer whenever it is full.
+
+    It grows a token at a time, from nothing; `step` 1 is a cache that is concatenated. `InvalidSize`.
+
+    >>> num_moved_tokens(600, 256), num_moved_tokens(600, 1)  # 256 + 512; 1 + 2 + ... + 599
+    (768, 179700)
+    """
+    num_moves = max(0, num_blocks(num_tokens, step) - 1)
+    return step * num_moves * (num_moves + 1) // 2
+
+
 class PackedShapes(NamedTuple):
     """The x-packed layout of one CUDA kernel of old, not a standard: where 16-byte loads stay whole."""
 

@@ -17,10 +17,15 @@ from kvblocks.cli.plan_inputs import (
     read_memory,
     read_model,
 )
-from kvblocks.cli.plan_text import show_fragmentation, show_layouts, show_plan
+from kvblocks.cli.plan_text import (
+    show_contiguous,
+    show_fragmentation,
+    show_layouts,
+    show_plan,
+)
 from kvblocks.contiguous import Segment, fragmentation
 from kvblocks.errors import InvalidUsage
-from kvblocks.planning import BlockPlan, plan_blocks
+from kvblocks.planning import BlockPlan, ContiguousPlan, plan_blocks, plan_contiguous
 from kvblocks.sizing import locate, packed_shapes
 from kvblocks.units import parse_bytes, parse_count, parse_share
 
@@ -109,6 +114,12 @@ def _add_sequences(parser: argparse.ArgumentParser) -> None:
         help="tokens a block (default: 8,16,32,64,128)",
     )
     group.add_argument(
+        "--contiguous",
+        type=listed(parse_length),
+        metavar="N,N,...",
+        help="compare with sequences in one piece each, so many tokens reserved for every one",
+    )
+    group.add_argument(
         "--locate", type=typed(parse_count), metavar="TOKEN", help="where this token lies"
     )
     group.add_argument(
@@ -168,16 +179,21 @@ def _plan(
         )
         for size in options.block_size
     ]
-    return (
-        {
-            "bytes_per_token": model.bytes_per_token,
-            "pool_bytes": memory.pool_bytes,
-            "pool_slots": memory.pool_bytes and memory.pool_bytes // model.bytes_per_token,
-            "useful_tokens": sum(lengths),
-            "block_sizes": [_as_json(plan) for plan in plans],
-        },
-        show_plan(model, memory, lengths, plans, width),
-    )
+    answer = {
+        "bytes_per_token": model.bytes_per_token,
+        "pool_bytes": memory.pool_bytes,
+        "pool_slots": memory.pool_bytes and memory.pool_bytes // model.bytes_per_token,
+        "useful_tokens": sum(lengths),
+        "block_sizes": [_as_json(plan) for plan in plans],
+    }
+    text = show_plan(model, memory, lengths, plans, width)
+    if options.contiguous is not None:
+        if not lengths:
+            raise InvalidUsage("--contiguous needs --lengths: the sequences that it is asked of")
+        found = plan_contiguous(lengths, options.contiguous)
+        answer["contiguous"] = [_contiguous_as_json(plan, model) for plan in found]
+        text = f"{text}\n\n{show_contiguous(found, model.bytes_per_token, width)}"
+    return answer, text
 
 
 def _as_json(plan: BlockPlan) -> dict[str, Any]:
@@ -194,6 +210,19 @@ def _as_json(plan: BlockPlan) -> dict[str, Any]:
         "free_slots": plan.free_slots,
         "short_slots": plan.short_slots,
         "short_bytes": plan.short_bytes,
+    }
+
+
+def _contiguous_as_json(plan: ContiguousPlan, model: Model) -> dict[str, Any]:
+    return {
+        "way": plan.way,
+        "size": plan.size,
+        "num_slots": plan.num_slots,
+        "bytes": plan.num_slots * model.bytes_per_token,
+        "over_allocated_slots": plan.over_allocated_slots,
+        "rounding_slots": plan.rounding_slots,
+        "moved_tokens": plan.moved_tokens,
+        "moved_bytes": plan.moved_tokens * model.bytes_per_token,
     }
 
 

@@ -10,7 +10,7 @@ from kvblocks.cli.plan_inputs import Memory, Model
 from kvblocks.cli.tables import render_pairs, render_table, render_text
 from kvblocks.contiguous import Fragmentation
 from kvblocks.model_config import LayerCache
-from kvblocks.planning import UNKNOWN, BlockPlan, recommend
+from kvblocks.planning import UNKNOWN, BlockPlan, ContiguousPlan, recommend
 from kvblocks.units import format_bytes, format_decimal_bytes
 
 
@@ -37,6 +37,29 @@ def show_plan(
         parts.append(render_text("Give --lengths to see what sequences take, and a choice.", width))
     parts += [render_text(f"Note: {note}.", width) for note in model.notes]
     return "\n\n".join(parts)
+
+
+def show_contiguous(
+    plans: Sequence[ContiguousPlan], bytes_per_token: int, width: int | None
+) -> str:
+    """What the same sequences take without paging, a way a row."""
+    rows = [
+        [
+            _WAYS[plan.way].format(plan.size),
+            f"{plan.num_slots:,}",
+            format_bytes(plan.num_slots * bytes_per_token),
+            f"{plan.over_allocated_slots:,}",
+            f"{plan.rounding_slots:,}",
+            format_bytes(plan.moved_tokens * bytes_per_token),
+        ]
+        for plan in plans
+    ]
+    about = (
+        "Each sequence in one piece, once all tokens are there. Over-allocated slots were reserved "
+        "and are never used, rounding is the rest of a chunk; moved is what growing copied on the way. "
+        "What is lost between pieces comes on top: kvblocks simulate --waste."
+    )
+    return f"{render_table(_CONTIGUOUS, rows, width)}\n\n{render_text(about, width)}"
 
 
 def show_layouts(shapes: Sequence[Mapping[str, Any]], *, has_pool: bool) -> str:
@@ -133,6 +156,8 @@ def _budget(memory: Memory) -> list[tuple[str, str]]:
 
 _PLAN = ("block size", "blocks", "slots", "memory", "tail waste", "%", "fits")
 _TABLES = ("block size", "table entries", "table bytes", "of memory", "%")
+_CONTIGUOUS = ("in one piece", "slots", "memory", "over-allocated", "rounding", "moved")
+_WAYS = {"reserve": "{:,} reserved", "pow2": "power of two", "grow": "grown by {:,}"}
 _BLOCKS = ("block size", "a block", "blocks in the pool", "left over")
 
 

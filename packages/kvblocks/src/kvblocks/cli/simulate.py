@@ -13,7 +13,8 @@ from typing import Any
 from kvblocks.cli.parser import Subparsers, listed, terminal_width, typed
 from kvblocks.cli.progress import ProgressLine
 from kvblocks.cli.tables import render_table
-from kvblocks.errors import InvalidTrace
+from kvblocks.cli.waste import add_waste_options, refuse_waste_options, run_waste
+from kvblocks.errors import InvalidTrace, InvalidUsage
 from kvblocks.report.simulation import simulation_page
 from kvblocks.simulate import LruCurve, Outcome, Service, Simulation
 from kvblocks.traces import AUTO, FORMATS, Trace, read_trace
@@ -35,9 +36,10 @@ def add_parser(commands: "Subparsers[Any]") -> None:
         help="what a trace of requests would hit",
         description="Replay a trace against caches of several sizes and policies.",
         epilog=f"Formats:\n{_FORMATS_HELP}\n\nExample:\n  kvblocks simulate trace.jsonl "
-        "--capacity 1000,10000 --policy lru,fifo,belady --measure-last 0.5",
+        "--capacity 1000,10000 --policy lru,fifo,belady --measure-last 0.5\n"
+        "  kvblocks simulate --waste --capacity 1024 --seed 1",
     )
-    parser.add_argument("trace", nargs="+", metavar="TRACE", help="a file or a folder, gzip or not")
+    parser.add_argument("trace", nargs="*", metavar="TRACE", help="a file or a folder, gzip or not")
     parser.add_argument(
         "--format", choices=[AUTO, *FORMATS], default=AUTO, help="default: told by the file"
     )
@@ -90,14 +92,21 @@ def add_parser(commands: "Subparsers[Any]") -> None:
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="also write a report with charts, in one file"
     )
+    add_waste_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print what was hit."""
+    """Print what was hit, or with `--waste`, what memory held."""
+    if options.waste:
+        # The blocks that memory is paged in have nothing to do with those of the trace.
+        run_waste(options, _read(options, None) if options.trace else None)
+        return
+    refuse_waste_options(options)
+    if not options.trace:
+        raise InvalidUsage("a TRACE is needed: a file, or with --waste none")
     with ProgressLine() as progress:
-        trace = read_trace(*options.trace, format=options.format, block_size=options.block_size)
-        _warn(trace)
+        trace = _read(options, options.block_size)
         simulation = Simulation(
             trace, measure_last=options.measure_last, block_size=options.block_size
         )
@@ -115,8 +124,9 @@ def run(options: argparse.Namespace) -> None:
         _show(options, simulation, curve, outcomes)
 
 
-def _warn(trace: Trace) -> None:
-    """Name what was left out, the first few rows one by one, and what looks wrong."""
+def _read(options: argparse.Namespace, block_size: int | None) -> Trace:
+    """The trace; what was left out is named, the first few rows one by one, and what looks wrong."""
+    trace = read_trace(*options.trace, format=options.format, block_size=block_size)
     for row in trace.malformed[:_NUM_ROWS_NAMED]:
         print(f"kvblocks: left out {row}", file=sys.stderr)
     if trace.malformed:
@@ -124,6 +134,7 @@ def _warn(trace: Trace) -> None:
         print(f"kvblocks: {number:,} malformed rows left out, {read:,} read", file=sys.stderr)
     for warning in trace.warnings:
         print(f"kvblocks: warning: {warning}", file=sys.stderr)
+    return trace
 
 
 def _outcomes(
