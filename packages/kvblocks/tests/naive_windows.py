@@ -6,8 +6,10 @@ Slots remember the group that wrote them, so a block that two groups use at once
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 import pytest
 
@@ -384,3 +386,26 @@ class WindowEngine:
                     for p in range(start, seq.computed)
                 ]
                 assert read == [(group, node) for node in seq.nodes[start : seq.computed]]
+
+    def verify_rarely(self) -> None:
+        """To free sequences yields what nobody else holds, now or after the step that uses it."""
+        names = self.rng.sample(list(self.seqs), self.rng.randint(0, len(self.seqs)))
+        tables = [table for name in names for table in self.seqs[name].tables]
+        held = [block for table in tables for block in table if block >= 0]
+        yields = {block for block in held if held.count(block) == self.num_holders(block)}
+        steps = {block: self.fence.get(block, 0) for block in yields}
+        for name in names:
+            for block in yields.intersection(chain(*self.seqs[name].tables)):
+                steps[block] = max(steps[block], self.seqs[name].last_step)
+        later = Counter(step for step in steps.values() if step > self.completed)
+        freeing = self.manager.freeing(names)
+        assert freeing.num_fenced_blocks == later
+        assert freeing.num_blocks == len(yields) - later.total()
+        full = self.manager.why_full()
+        assert full.num_blocks == (
+            full.num_free_blocks
+            + full.num_cached_blocks
+            + sum(full.num_fenced_blocks.values())
+            + full.num_shared_blocks
+            + sum(holder.num_own_blocks for holder in full.holders)
+        )

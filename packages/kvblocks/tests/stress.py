@@ -21,10 +21,14 @@ from multiprocessing import get_context
 from typing import NamedTuple
 
 from .naive_engine import Engine
+from .naive_windows import WindowEngine
 from .weak_digests import WEAK_DIGESTS, play
 
-# With a prefix cache or without one, blocks in the pool, tokens in a block.
-CASES = tuple(product((True, True, False), (1, 3, 7, 20, 60), (1, 2, 4, 16)))
+# With a prefix cache or without one, blocks in the pool, tokens in a block, windows.
+CASES = (
+    *product((True, True, False), (1, 3, 7, 20, 60), (1, 2, 4, 16), ((),)),
+    *product((True, False), (5, 20, 60), (1, 4), ((3,), (9, 2))),
+)
 OPERATIONS_A_RUN = 5000
 RUNS_A_SEED = 1_000_000
 
@@ -38,9 +42,12 @@ class Run(NamedTuple):
 
     def play(self) -> None:
         """Operate and verify; a failure says which operation it was."""
-        caching, num_blocks, block_size = CASES[self.number % len(CASES)]
-        engine = Engine(
-            self.seed * RUNS_A_SEED + self.number, num_blocks, block_size, caching=caching
+        caching, num_blocks, block_size, windows = CASES[self.number % len(CASES)]
+        seed = self.seed * RUNS_A_SEED + self.number
+        engine = (
+            WindowEngine(seed, num_blocks, block_size, windows, caching=caching)
+            if windows
+            else Engine(seed, num_blocks, block_size, caching=caching)
         )
         for number in range(self.num_operations):
             try:
@@ -50,7 +57,7 @@ class Run(NamedTuple):
                     engine.verify_rarely()
             except BaseException as error:
                 error.add_note(
-                    f"operation {number} with {num_blocks=} {block_size=} {caching=}; again: "
+                    f"operation {number} with {num_blocks=} {block_size=} {caching=} {windows=}; again: "
                     f"nox -s stress -- --seed {self.seed} --run {self.number}"
                 )
                 raise

@@ -50,10 +50,22 @@ class Calls(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 3, 4]),
         caching=st.booleans(),
         policy=st.sampled_from(["lru", "lru", "lfu", "fifo", "slru", "priority"]),
+        windows=st.sampled_from([(), (), (), (3,), (5, 2)]),
     )
-    def begin(self, *, num_blocks: int, block_size: int, caching: bool, policy: str) -> None:
-        self.manager = BlockManager(num_blocks, block_size, prefix_caching=caching, policy=policy)
-        self.batch = self.manager.decode_batch()
+    def begin(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        caching: bool,
+        policy: str,
+        windows: tuple[int, ...],
+    ) -> None:
+        self.manager = BlockManager(
+            num_blocks, block_size, prefix_caching=caching, policy=policy, windows=windows
+        )
+        with_batches = BlockManager(num_blocks) if windows else self.manager
+        self.batch = with_batches.decode_batch()
         self.told: dict[int, Told] = {}
         self.num_names = self.step = self.completed = 0
         self.num_joins = 0
@@ -123,18 +135,20 @@ class Calls(RuleBasedStateMachine):
         return True
 
     def see(self, plan: StepPlan, counts: dict[int, int]) -> None:
-        """Each position's slot is where the sequence's table says, and nobody else's."""
-        slots = iter(plan.slot_mapping.tolist())
+        """Each position's slot is where the sequence's tables say, and nobody else's."""
         size = self.manager.block_size
+        for group, mapping in enumerate(plan.slot_mappings):
+            slots = iter(mapping.tolist())
+            for name, num_tokens in counts.items():
+                table = self.manager.block_table(name, group)
+                start = self.told[name].computed
+                for position in range(start, start + num_tokens):
+                    block = table[position // size]
+                    assert next(slots) == block * size + position % size
+                    assert self.manager.ref_count(block) == 1
+            assert next(slots, None) is None
         for name, num_tokens in counts.items():
-            table = self.manager.block_table(name)
-            told = self.told[name]
-            for position in range(told.computed, told.computed + num_tokens):
-                block = table[position // size]
-                assert next(slots) == block * size + position % size
-                assert self.manager.ref_count(block) == 1
-            told.computed += num_tokens
-        assert next(slots, None) is None
+            self.told[name].computed += num_tokens
 
     @rule(name=names, back=st.integers(0, 3), tokens=st.lists(TOKENS, min_size=20, max_size=20))
     def commit(self, name: int, back: int, tokens: list[int]) -> None:
@@ -183,6 +197,7 @@ class Calls(RuleBasedStateMachine):
 
     # ── decode batches ───────────────────────────────────────────────────────────────────────
 
+    @precondition(lambda self: not self.manager.windows)
     @rule(name=names)
     def join(self, name: int) -> None:
         told = self.told.get(name)
@@ -212,7 +227,7 @@ class Calls(RuleBasedStateMachine):
             self.batch.leave(name)
             told.membership = 0
 
-    @precondition(lambda self: len(self.pending) < 2)
+    @precondition(lambda self: len(self.pending) < 2 and not self.manager.windows)
     @rule()
     def append_batch(self) -> None:
         names: list[int] = list(self.batch.seq_ids)  # type: ignore[arg-type]  # ints are all we use
@@ -261,6 +276,10 @@ class Calls(RuleBasedStateMachine):
         for name, told in self.told.items():
             assert self.manager.num_computed_tokens(name) == told.computed
             assert self.manager.num_committed_tokens(name) == told.committed
+            for group, window in enumerate(self.manager.windows, 1):
+                gone = max(0, told.committed - window + 1) // self.manager.block_size
+                table = self.manager.block_table(name, group)
+                assert [index for index, block in enumerate(table) if block < 0] == [*range(gone)]
         assert set(self.batch.seq_ids) == {n for n, told in self.told.items() if told.membership}
 
     def teardown(self) -> None:
