@@ -28,6 +28,7 @@ MODULES = (
     "layer_kinds",
     "model_config",
     "contiguous",
+    "views",
     "hashing",
     "events",
     "memory",

@@ -182,6 +182,9 @@ QUERIES: Mapping[str, Call] = {
     "stats": lambda m: m.stats(),
     "freeing": lambda m: m.freeing("abcd"),
     "why_full": lambda m: m.why_full(),
+    "write_block_tables": lambda m: m.write_block_tables(
+        memoryview(bytearray(64)).cast("i", (2, 8)), "ab"
+    ),
     "check": lambda m: m.check(),
     "state_digest": lambda m: m.state_digest(),
 }

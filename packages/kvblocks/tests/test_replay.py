@@ -53,6 +53,8 @@ QUERIES = {
     "take_events",
     "usage",
     "why_full",
+    "write_block_tables",
+    "write_slot_mapping",
 }
 PROGRAM = "from tests.test_replay import random_log; print(random_log(1, 2000), end='')"
 

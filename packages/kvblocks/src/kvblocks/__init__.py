@@ -7,6 +7,7 @@ from kvblocks._version import __version__
 from kvblocks.decode import DecodeBatch
 from kvblocks.errors import (
     InvalidBatch,
+    InvalidBuffer,
     InvalidConfig,
     InvalidLength,
     InvalidLog,
@@ -66,6 +67,7 @@ __all__ = [
     "Freeing",
     "Holder",
     "InvalidBatch",
+    "InvalidBuffer",
     "InvalidConfig",
     "InvalidLength",
     "InvalidLog",

@@ -12,6 +12,7 @@
     ├── InvalidBatch         (ValueError)      a sequence that cannot join or leave a batch
     ├── InvalidPin           (ValueError)      a prefix that cannot be pinned, or a name that pins none
     ├── PinLimit             (MemoryError)     pins would hold more blocks than they may
+    ├── InvalidBuffer        (ValueError)      a buffer that cannot be written to
     ├── InvalidSwap          (ValueError)      a sequence that is swapped out, or cannot be swapped so
     ├── InvalidStep          (ValueError)      a step number that was never begun
     ├── InvalidConfig        (ValueError)      a manager that cannot be
@@ -88,6 +89,10 @@ class InvalidPin(KVBlocksError, ValueError):
 
 class PinLimit(KVBlocksError, MemoryError):
     """Pins hold no more blocks than the manager was made for."""
+
+
+class InvalidBuffer(KVBlocksError, ValueError):
+    """A buffer to write to is writable and contiguous, of the right format and large enough."""
 
 
 class InvalidSwap(KVBlocksError, ValueError):

@@ -25,7 +25,7 @@ from typing import Any, Self
 from kvblocks.append import append, judge_append, plan_writes
 from kvblocks.checks import check
 from kvblocks.decode import DecodeBatch
-from kvblocks.errors import InvalidBatch, InvalidConfig, InvalidLength, UnknownBlock
+from kvblocks.errors import InvalidBatch, InvalidConfig, InvalidLength, UnknownBlock, UnknownGroup
 from kvblocks.events import Event, EventLog
 from kvblocks.explain import explain
 from kvblocks.hashing import (
@@ -84,6 +84,7 @@ from kvblocks.swap import (
     swap_in,
     swap_out,
 )
+from kvblocks.views import write_row, write_rows
 from kvblocks.windows import read_windows
 
 
@@ -233,6 +234,36 @@ class BlockManager:
         that is swapped out.
         """
         return self._ledger.get(seq_id).table_of(group)[:]
+
+    def write_block_tables(
+        self, out: object, seq_ids: Iterable[SequenceId], group: int = 0
+    ) -> None:
+        """Write block tables into rows of a caller's buffer, in this order; all else in it is -1.
+
+        `out` is int32 of two dimensions, contiguous and writable, and offers the buffer protocol:
+        NumPy arrays do, and torch tensors by `.numpy()`. One memcpy a row, after one that fills it.
+        `InvalidBuffer`; otherwise as `block_table`. What is refused writes nothing.
+
+        >>> manager = BlockManager(num_blocks=8, block_size=4)
+        >>> _ = manager.allocate("a", [1, 2, 3, 4, 5]), manager.allocate("b", [6])
+        >>> out = memoryview(bytearray(24)).cast("i", (2, 3))
+        >>> manager.write_block_tables(out, ["a", "b"])
+        >>> out.tolist()
+        [[0, 1, -1], [2, -1, -1]]
+        """
+        sequences = self._ledger.get_all(list(seq_ids))
+        write_rows(out, [sequence.table_of(group) for sequence in sequences])
+
+    def write_slot_mapping(self, out: object, plan: StepPlan, group: int = 0) -> None:
+        """Write a plan's slots into a caller's buffer; behind them it is -1, which writes nothing.
+
+        `out` is int64 of one dimension; see `write_block_tables`. One memcpy, after one that fills
+        it. `InvalidBuffer`, `UnknownGroup`.
+        """
+        mappings = plan.slot_mappings
+        if not 0 <= group < len(mappings):
+            raise UnknownGroup(f"groups are 0..{len(mappings) - 1}, got {group}")
+        write_row(out, mappings[group])
 
     def num_committed_tokens(self, seq_id: SequenceId) -> int:
         """Positions whose KV is written and may be shared."""
