@@ -21,13 +21,15 @@ from multiprocessing import get_context
 from typing import NamedTuple
 
 from .naive_engine import Engine
+from .naive_swaps import SwappingEngine
 from .naive_windows import WindowEngine
 from .weak_digests import WEAK_DIGESTS, play
 
-# With a prefix cache or without one, blocks in the pool, tokens in a block, windows.
+# With a prefix cache or without one, blocks in the pool, tokens in a block, windows, host blocks.
 CASES = (
-    *product((True, True, False), (1, 3, 7, 20, 60), (1, 2, 4, 16), ((),)),
-    *product((True, False), (5, 20, 60), (1, 4), ((3,), (9, 2))),
+    *product((True, True, False), (1, 3, 7, 20, 60), (1, 2, 4, 16), ((),), (0,)),
+    *product((True, False), (5, 20, 60), (1, 4), ((3,), (9, 2)), (0,)),
+    *product((True, False), (3, 7, 20), (1, 4), ((),), (2, 8)),
 )
 OPERATIONS_A_RUN = 5000
 RUNS_A_SEED = 1_000_000
@@ -42,13 +44,16 @@ class Run(NamedTuple):
 
     def play(self) -> None:
         """Operate and verify; a failure says which operation it was."""
-        caching, num_blocks, block_size, windows = CASES[self.number % len(CASES)]
-        seed = self.seed * RUNS_A_SEED + self.number
-        engine = (
-            WindowEngine(seed, num_blocks, block_size, windows, caching=caching)
-            if windows
-            else Engine(seed, num_blocks, block_size, caching=caching)
-        )
+        case = CASES[self.number % len(CASES)]
+        caching, num_blocks, block_size, windows, num_host = case
+        pool = (self.seed * RUNS_A_SEED + self.number, num_blocks, block_size)
+        engine: Engine | WindowEngine
+        if windows:
+            engine = WindowEngine(*pool, windows, caching=caching)
+        elif num_host:
+            engine = SwappingEngine(*pool, num_host, caching=caching)
+        else:
+            engine = Engine(*pool, caching=caching)
         for number in range(self.num_operations):
             try:
                 engine.operate()
@@ -57,7 +62,8 @@ class Run(NamedTuple):
                     engine.verify_rarely()
             except BaseException as error:
                 error.add_note(
-                    f"operation {number} with {num_blocks=} {block_size=} {caching=} {windows=}; again: "
+                    f"operation {number} with {num_blocks=} {block_size=} {caching=} {windows=} "
+                    f"{num_host=}; again: "
                     f"nox -s stress -- --seed {self.seed} --run {self.number}"
                 )
                 raise

@@ -14,6 +14,7 @@ from kvblocks.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from .driver import Driver
 from .helpers import filled, refused
 from .naive_pins import PinningEngine
+from .naive_swaps import SwappingEngine
 from .subscriber import Subscriber
 
 
@@ -74,6 +75,27 @@ def test_replaying_the_events_gives_the_live_keys_after_random_operations(
             engine.manager.check()
     assert engine.num_stored > 10
     assert engine.num_removed > 10
+
+
+class FollowedSwaps(FollowedEngine, SwappingEngine):
+    """The same, with sequences that are swapped out and come back."""
+
+    def __init__(self, seed: int, num_blocks: int, block_size: int, num_host: int) -> None:
+        SwappingEngine.__init__(self, seed, num_blocks, block_size, num_host, caching=True)
+        self.manager = BlockManager(num_blocks, block_size, num_host_blocks=num_host, events=True)
+        self.subscriber = Subscriber()
+        self.num_stored = self.num_removed = 0
+
+
+@pytest.mark.parametrize("num_blocks", [3, 7, 20])
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_replaying_the_events_gives_the_live_keys_while_sequences_are_swapped(
+    block_size: int, num_blocks: int
+) -> None:
+    engine = FollowedSwaps(1, num_blocks, block_size, num_host=8)
+    for _ in range(700):
+        engine.operate()
+    assert engine.num_swaps_in
 
 
 @pytest.mark.parametrize("seed", range(4))
