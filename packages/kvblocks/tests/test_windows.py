@@ -1,5 +1,6 @@
 """Groups with windows: what is held, given up, found again and never asked for in vain."""
 
+from collections.abc import Callable
 from io import StringIO
 
 import pytest
@@ -9,6 +10,7 @@ from kvblocks import (
     BlockManager,
     InvalidBatch,
     InvalidConfig,
+    InvariantViolation,
     OutOfBlocks,
     PinLimit,
     UnknownGroup,
@@ -17,7 +19,7 @@ from kvblocks import (
     When,
 )
 from kvblocks.recording import RecordingBlockManager
-from kvblocks.replay import Replay
+from kvblocks.replay import Replay, find_difference
 
 from .helpers import filled, refused
 
@@ -438,6 +440,71 @@ def test_a_log_says_which_windows_there_were() -> None:
     assert [applied.error for applied in replay if applied.error] == []
     assert replay.manager.windows == (WINDOW,)
     assert (replay.num_digests > 0, replay.num_wrong_digests) == (True, 0)
+
+
+def test_two_logs_part_where_a_window_has_other_blocks() -> None:
+    logs = StringIO(), StringIO()
+    for log, window in zip(logs, (WINDOW, 2 * WINDOW), strict=True):
+        filled(RecordingBlockManager(log, 40, SIZE, windows=(window,)), "A", 14)
+    difference = find_difference(*(log.getvalue().splitlines() for log in logs))
+    assert difference is not None
+    assert any("blocks of window 6: [4, 5, 6], and none" in what for what in difference.what)
+
+
+# ── what check() finds ───────────────────────────────────────────────────────────────────────────
+
+
+def lose_a_full_block(manager: BlockManager) -> None:
+    manager._ledger.windows.full_block_of[manager.block_table("A", 1)[-2]] = -1
+
+
+def keep_what_nobody_finds(manager: BlockManager) -> None:
+    windows, block = manager._ledger.windows, manager.block_table("A", 1)[-1]
+    full = manager.block_table("A")[-1]
+    windows.companions[0][full], windows.full_block_of[block] = block, full
+
+
+def start_too_early(manager: BlockManager) -> None:
+    manager._ledger.sequences["A"].windows[0].start -= 1
+
+
+def reach_further(manager: BlockManager) -> None:
+    manager._ledger.windows.sizes = (WINDOW + SIZE,)
+
+
+def forget_a_block(manager: BlockManager) -> None:
+    table = manager._ledger.sequences["A"].windows[0].blocks
+    manager._ledger.pool.give_back(table[-1:], 0)
+    del table[-1]
+
+
+def hold_another_block(manager: BlockManager) -> None:
+    windows = manager._ledger.windows
+    known, full_block_of = windows.companions[0], windows.full_block_of
+    one, other = manager.block_table("A")[3:5]
+    known[one], known[other] = known[other], known[one]
+    full_block_of[known[one]], full_block_of[known[other]] = one, other
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lose_a_full_block, "from the other side"),
+        (keep_what_nobody_finds, "full block must be findable"),
+        (start_too_early, "each once"),
+        (reach_further, "window 0 must begin at block 3"),
+        (forget_a_block, "21 computed, 5 window blocks"),
+        (hold_another_block, "must be in its table"),
+    ],
+)
+def test_check_finds_what_is_broken(
+    manager: BlockManager, break_it: Callable[[BlockManager], None], message: str
+) -> None:
+    filled(manager, "A", 21)
+    manager.check()
+    break_it(manager)
+    with pytest.raises(InvariantViolation, match=message):
+        manager.check()
 
 
 # ── what does not go together ────────────────────────────────────────────────────────────────────

@@ -171,6 +171,9 @@ def _facts(manager: BlockManager) -> Iterator[tuple[str, object]]:
             yield f"sequence {seq_id!r}, blocks", "swapped out"
         else:
             yield f"sequence {seq_id!r}, blocks", manager.block_table(seq_id).tolist()
+            for group, window in enumerate(manager.windows, 1):
+                table = manager.block_table(seq_id, group).tolist()
+                yield f"sequence {seq_id!r}, blocks of window {window}", table
 
 
 def _call(applied: Applied) -> str:
