@@ -190,7 +190,8 @@ class CompletionOutput:
 class RequestOutput:
     """A finished request, its answers in the order of their index.
 
-    `events` says when it was admitted, and when and why it had to wait or was preempted.
+    `events` says when it was admitted, and when and why it had to wait or was preempted; outputs
+    that differ in nothing else are equal.
     """
 
     request_id: int
@@ -199,4 +200,4 @@ class RequestOutput:
     num_cached_tokens: int
     outputs: tuple[CompletionOutput, ...]
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
-    events: tuple[Event, ...] = ()
+    events: tuple[Event, ...] = field(default=(), compare=False)
