@@ -32,6 +32,7 @@ MODULES = (
     "hashing",
     "events",
     "memory",
+    "lifetimes",
     "policies",
     "pool",
     "runs",

@@ -45,6 +45,7 @@ def append(ledger: Ledger, batch: Batch) -> StepPlan:
     if needed > ledger.num_available:
         ledger.serve(judge_append(ledger, writes))
 
+    ledger.tick()
     new = ledger.take(needed)
     windows = _write_in_windows(ledger, groups, new) if groups else ()
     spans: list[Span] = []
@@ -191,6 +192,7 @@ def _begin_blocks(
     starting: Collection[Sequence],
 ) -> dict[SequenceId, tuple[int, ...]]:
     """Give each sequence that is full a block more, or refuse them all."""
+    ledger.tick()
     if len(starting) > ledger.num_available:
         beside = max(ledger.num_beside_pins(s, len(s.block_table) + 1) for s in starting)
         ledger.serve(ledger.judge(len(starting), beside))

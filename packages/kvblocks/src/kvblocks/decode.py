@@ -161,6 +161,7 @@ class DecodeBatch:
         needing = sorted([*starting, *self._with_shared_tail()], key=_ROW_ORDER)
         if len(needing) > self._ledger.num_available:
             self._ledger.serve(self.can_append())
+        self._ledger.tick()
         self._last_step = self._ledger.pool.open_step or self._last_step
 
         size, slots = self._ledger.block_size, self._next_slots
@@ -202,6 +203,7 @@ class DecodeBatch:
             raise InvalidTokens(
                 f"commit needs one token id for each of the {len(rows)} rows, got {len(packed)}"
             )
+        self._ledger.tick()
         hashes = self._hash_full_blocks(rows, packed) if self._ledger.needs_hashes else {}
         self._pending.popleft()
         self._num_committed += 1

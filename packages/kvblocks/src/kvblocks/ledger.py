@@ -15,6 +15,7 @@ from kvblocks.errors import InvalidSwap, OutOfBlocks, SequenceExists, UnknownSeq
 from kvblocks.events import EventLog
 from kvblocks.hashing import TOKEN_BYTES, Digest, chain_packed, media_keys
 from kvblocks.host import HostBlocks, Swapped
+from kvblocks.lifetimes import Lifetimes
 from kvblocks.memory import Memory
 from kvblocks.pins import Pins
 from kvblocks.policies import Policy
@@ -22,6 +23,7 @@ from kvblocks.pool import BlockPool
 from kvblocks.results import (
     BlockCopy,
     BlockMerge,
+    Durations,
     Forgotten,
     PinName,
     SequenceId,
@@ -53,6 +55,7 @@ class Ledger:
         digest: Digest,
         log: EventLog | None,
         memory: Memory | None,
+        lifetimes: Lifetimes | None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -62,8 +65,11 @@ class Ledger:
         self.digest = digest
         self.log = log
         self.memory = memory
+        self.lifetimes = lifetimes
         self.needs_hashes = log is not None or memory is not None
-        self.runs = RunTree(self.pool, block_size, policy, log, memory)
+        self.runs = RunTree(
+            self.pool, block_size, policy, log=log, memory=memory, lifetimes=lifetimes
+        )
         self.windows = Windows(self.pool, self.runs, block_size, windows)
         self.pins = Pins(self.runs, self.windows, max_pinned)
         self.host = HostBlocks(num_host_blocks)
@@ -122,6 +128,11 @@ class Ledger:
         """Refuse an id that is taken. `SequenceExists`."""
         if seq_id in self.sequences or seq_id in self.swapped:
             raise SequenceExists(f"a sequence {seq_id!r} exists already; free it first")
+
+    def tick(self) -> None:
+        """Read the caller's clock, if there is one. First in a call that changes something."""
+        if self.lifetimes:
+            self.lifetimes.tick()
 
     def leave_batch(self, sequence: Sequence) -> None:
         """Take a sequence that is about to change by itself out of its batch, if it is in one."""
@@ -386,6 +397,8 @@ class Ledger:
             num_copies=self.count["copies"],
             num_merged_blocks=self.count["merged_blocks"],
             num_evicted_blocks=self.runs.num_evicted,
+            idle_time=self.lifetimes.idle if self.lifetimes else Durations(),
+            lifetime=self.lifetimes.lifetime if self.lifetimes else Durations(),
             num_queried_tokens=self.count["queried_tokens"],
             num_cached_tokens=self.count["cached_tokens"],
             num_refusals=self.count["refusals"],

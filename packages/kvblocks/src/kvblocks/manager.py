@@ -44,6 +44,7 @@ from kvblocks.hashing import (
 )
 from kvblocks.insight import count_freeing, explain_occupancy
 from kvblocks.ledger import Ledger
+from kvblocks.lifetimes import Clock, Lifetimes
 from kvblocks.memory import Memory
 from kvblocks.pins import max_pinned_blocks
 from kvblocks.policies import make_policy
@@ -123,6 +124,7 @@ class BlockManager:
         digest: Digest = sha256_digest,
         events: bool = False,
         explains: bool = False,
+        clock: Clock | None = None,
     ) -> None:
         self.num_blocks = operator.index(num_blocks)
         self.block_size = operator.index(block_size)
@@ -160,6 +162,7 @@ class BlockManager:
             digest=digest,
             log=EventLog(self.block_size) if events else None,
             memory=Memory(4 * self.num_blocks) if explains else None,
+            lifetimes=Lifetimes(clock) if clock else None,
         )
 
     # ── what is there ────────────────────────────────────────────────────────────────────────
@@ -372,6 +375,7 @@ class BlockManager:
         priority = operator.index(priority)
         lookahead = read_lookahead(num_lookahead_tokens)
         prompt = read_prompt(self._ledger, tokens, salt, adapter, media)
+        self._ledger.tick()
         memory = self._ledger.memory
         if memory is None:
             return allocate(self._ledger, seq_id, prompt, priority, lookahead)
@@ -409,7 +413,9 @@ class BlockManager:
         >>> print(manager.can_allocate(range(100, 112)))  # two would wait for each other later
         blocks needed: 3, available: 2; 1 short until sequences are freed
         """
-        return reserve(self._ledger, plan_reservation(self._ledger, lengths))
+        reservation = plan_reservation(self._ledger, lengths)
+        self._ledger.tick()
+        return reserve(self._ledger, reservation)
 
     def commit(
         self, seq_id: SequenceId, num_tokens: int, token_ids: Iterable[int] = ()
@@ -432,6 +438,7 @@ class BlockManager:
         if sequence.keeps_ids:
             sequence.check_ids(num_tokens, packed)
         hashes: list[bytes] = []
+        self._ledger.tick()
         if self._ledger.needs_hashes:
             hashes = self._ledger.hash_news(sequence, num_tokens, packed)
         self._ledger.leave_batch(sequence)
@@ -497,9 +504,11 @@ class BlockManager:
         `UnknownSequence`.
         """
         if seq_id in self._ledger.swapped:
+            self._ledger.tick()
             free_swapped(self._ledger, seq_id)
             return
         sequence = self._ledger.get(seq_id)
+        self._ledger.tick()
         self._ledger.leave_batch(sequence)
         del self._ledger.sequences[seq_id]
         self._ledger.pool.give_back(sequence.loose_blocks, sequence.last_step)
@@ -530,7 +539,9 @@ class BlockManager:
         >>> manager.swap_in(["a"])  # block 0 was still in the prefix cache
         (BlockSwap(source=1, destination=1),)
         """
-        return swap_out(self._ledger, read_leaving(self._ledger, seq_ids))
+        leaving = read_leaving(self._ledger, seq_ids)
+        self._ledger.tick()
+        return swap_out(self._ledger, leaving)
 
     def swap_in(self, seq_ids: Iterable[SequenceId]) -> tuple[BlockSwap, ...]:
         """Move sequences to device blocks again, all or nothing; the pairs (host, device) to copy.
@@ -540,7 +551,9 @@ class BlockManager:
         several of them shared they share again. The host blocks are free, or are when the open
         step completes. O(tokens). `UnknownSequence`, `InvalidSwap`, `OutOfBlocks`.
         """
-        return swap_in(self._ledger, read_returning(self._ledger, seq_ids))
+        returning = read_returning(self._ledger, seq_ids)
+        self._ledger.tick()
+        return swap_in(self._ledger, returning)
 
     def decode_batch(self, seq_ids: Iterable[SequenceId] = ()) -> DecodeBatch:
         """Let sequences advance together, one token each a step, at the cost of a few.
@@ -584,6 +597,7 @@ class BlockManager:
 
     def unpin(self, name: PinName) -> None:
         """Let a prefix be evicted when nobody holds it. O(runs of all pins). `InvalidPin`."""
+        self._ledger.tick()
         self._ledger.pins.unpin(name)
 
     def reset_prefix_cache(self, *, salt: str | AllSalts | None = ALL_SALTS) -> Forgotten:
@@ -652,8 +666,12 @@ class BlockManager:
         return dump_state(vars(self), self._ledger, self.policy, self._ledger.digest)
 
     @classmethod
-    def restore(cls, snapshot: bytes, *, digest: Digest = sha256_digest) -> Self:
+    def restore(
+        cls, snapshot: bytes, *, digest: Digest = sha256_digest, clock: Clock | None = None
+    ) -> Self:
         """A new manager in the state of a snapshot; `digest` is the one that its manager had.
+
+        Where its manager had a `clock`, time stands still without one.
 
         Try a plan on a copy, and keep the copy or not. Bytes from elsewhere are safe to read: they
         make no objects but a manager's. O(state). `InvalidSnapshot`.
@@ -661,7 +679,7 @@ class BlockManager:
         from kvblocks.snapshots import load_state  # noqa: PLC0415 -- few need pickle and json
 
         manager = cls.__new__(cls)
-        vars(manager).update(load_state(snapshot, digest))
+        vars(manager).update(load_state(snapshot, digest, clock))
         return manager
 
     # ── proof ────────────────────────────────────────────────────────────────────────────────
@@ -671,5 +689,8 @@ class BlockManager:
         check(self._ledger)
 
     def state_digest(self) -> str:
-        """A digest of everything a caller could observe but the counter of refusals. O(state)."""
+        """A digest of all that answers depend on. O(state).
+
+        Not of what is only told: refusals, durations, explanations, and events that wait.
+        """
         return hashlib.sha256(repr(self._ledger.state()).encode()).hexdigest()

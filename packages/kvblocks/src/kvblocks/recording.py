@@ -87,6 +87,7 @@ class RecordingBlockManager(BlockManager):
         self._num_operations = 0
         self._num_batches = 0
         options.pop("digest", None)
+        options.pop("clock", None)
         if "windows" in options:
             options["windows"] = self.windows  # what was given may have been read once only
         made_of = {"num_blocks": self.num_blocks, "block_size": self.block_size, **options}

@@ -5,6 +5,7 @@ Knows the shapes of answers. Does not know how they come about.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
@@ -343,6 +344,30 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
+class Durations:
+    """How long something took, for a number of blocks, by the manager's clock."""
+
+    num_blocks: int = 0
+    total: float = 0.0
+    minimum: float = math.inf
+    maximum: float = 0.0
+
+    @property
+    def mean(self) -> float:
+        """That of an average block; 0 if there was none."""
+        return self.total / self.num_blocks if self.num_blocks else 0.0
+
+    def plus(self, num_blocks: int, duration: float) -> Durations:
+        """With more blocks of one duration."""
+        return Durations(
+            self.num_blocks + num_blocks,
+            self.total + num_blocks * duration,
+            min(self.minimum, duration),
+            max(self.maximum, duration),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """Counters since the manager was made, and the pool as it stands.
 
@@ -368,6 +393,8 @@ class Stats:
     num_copies: int
     num_merged_blocks: int
     num_evicted_blocks: int
+    idle_time: Durations
+    lifetime: Durations
     num_queried_tokens: int
     num_cached_tokens: int
     num_refusals: int

@@ -22,6 +22,7 @@ class Run:
 
     __slots__ = (
         "blocks",
+        "born",
         "children",
         "created",
         "fence",
@@ -35,6 +36,7 @@ class Run:
         "parent",
         "priority",
         "queued",
+        "rested",
         "serial",
         "tokens",
     )
@@ -63,6 +65,8 @@ class Run:
         self.priority = 0  # the highest of all who held it
         self.queued = 0  # the `last_used` with which it is in the queue of eviction, or 0
         self.serial = serial
+        self.born = 0.0  # when its content was first there, by the caller's clock
+        self.rested = 0.0  # when it was given up last, likewise
 
     @property
     def is_resting_leaf(self) -> bool:

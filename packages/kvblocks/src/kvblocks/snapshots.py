@@ -25,12 +25,13 @@ from kvblocks.decode import DecodeBatch
 from kvblocks.errors import InvalidSnapshot, KVBlocksError
 from kvblocks.hashing import Digest
 from kvblocks.ledger import Ledger
+from kvblocks.lifetimes import Clock
 from kvblocks.policies import make_policy
 from kvblocks.runs import Run
 
 _PROTOCOL = 5
 _MAKE_ARRAY = array("i").__reduce_ex__(_PROTOCOL)[0]
-_DIGEST, _BATCH = "digest", "batch"
+_DIGEST, _BATCH, _CLOCK = "digest", "batch", "clock"
 
 
 def dump_state(state: dict[str, Any], ledger: Ledger, policy: str, digest: Digest) -> bytes:
@@ -41,7 +42,8 @@ def dump_state(state: dict[str, Any], ledger: Ledger, policy: str, digest: Diges
     ledger.all_sequences()  # their lengths are up to date now
     runs = _parents_first(ledger)
     body = io.BytesIO()
-    pickler = _Pickler(body, digest, type(ledger.runs.queue.policy))
+    clock = ledger.lifetimes.clock if ledger.lifetimes else None
+    pickler = _Pickler(body, digest, type(ledger.runs.queue.policy), clock)
     pickler.dump((runs, [list(run.children.values()) for run in runs], state))
     header = {
         "kvblocks": __version__,
@@ -51,7 +53,7 @@ def dump_state(state: dict[str, Any], ledger: Ledger, policy: str, digest: Diges
     return json.dumps(header).encode() + b"\n" + body.getvalue()
 
 
-def load_state(snapshot: bytes, digest: Digest) -> dict[str, Any]:
+def load_state(snapshot: bytes, digest: Digest, clock: Clock | None) -> dict[str, Any]:
     """The attributes that `dump_state` wrote. O(state); `InvalidSnapshot`."""
     line, _, body = bytes(snapshot).partition(b"\n")
     try:
@@ -67,7 +69,7 @@ def load_state(snapshot: bytes, digest: Digest) -> dict[str, Any]:
         )
     if sha256(body).hexdigest() != checksum:
         raise InvalidSnapshot("snapshot must be whole, got bytes that its checksum does not fit")
-    unpickler = _Unpickler(io.BytesIO(body), digest, type(make_policy(policy)))
+    unpickler = _Unpickler(io.BytesIO(body), digest, type(make_policy(policy)), clock)
     try:
         runs, children, state = unpickler.load()
         for run, following in zip(runs, children, strict=True):
@@ -104,15 +106,18 @@ def _parents_first(ledger: Ledger) -> list[Run]:
 class _Pickler(pickle.Pickler):
     """Writes what `_Unpickler` reads, and nothing else."""
 
-    def __init__(self, file: io.BytesIO, digest: Digest, policy: type) -> None:
+    def __init__(self, file: io.BytesIO, digest: Digest, policy: type, clock: Clock | None) -> None:
         super().__init__(file, _PROTOCOL)
         self._digest = digest
         self._policy = policy
+        self._clock = clock
 
     def persistent_id(self, obj: object) -> str | None:
-        """Leave the digest to the reader, and batches out: their rows go on by themselves."""
+        """Leave the digest and the clock to the reader, and batches out: their rows go on alone."""
         if obj is self._digest:
             return _DIGEST
+        if obj is not None and obj is self._clock:
+            return _CLOCK
         return _BATCH if isinstance(obj, DecodeBatch) else None
 
     def reducer_override(self, obj: Any) -> Any:
@@ -132,14 +137,14 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     """Makes this package's records, arrays, counters and one policy; calls nothing else."""
 
-    def __init__(self, file: io.BytesIO, digest: Digest, policy: type) -> None:
+    def __init__(self, file: io.BytesIO, digest: Digest, policy: type, clock: Clock | None) -> None:
         super().__init__(file)
-        self._digest = digest
+        self._given: dict[object, Digest | Clock | None] = {_DIGEST: digest, _CLOCK: clock}
         self._policy = policy
 
-    def persistent_load(self, pid: object) -> Digest | None:
-        """The digest of the new manager; no batch."""
-        return self._digest if pid == _DIGEST else None
+    def persistent_load(self, pid: object) -> Digest | Clock | None:
+        """The digest and the clock of the new manager; no batch."""
+        return self._given.get(pid)
 
     def find_class(self, module: str, name: str) -> Any:
         """A class that a state is made of."""

@@ -32,6 +32,7 @@ from itertools import islice
 
 from kvblocks.events import EventLog
 from kvblocks.hashing import TOKEN_BYTES, num_common_tokens
+from kvblocks.lifetimes import Lifetimes
 from kvblocks.memory import Departure, Memory
 from kvblocks.policies import Policy
 from kvblocks.pool import BlockPool
@@ -50,12 +51,15 @@ class RunTree:
         pool: BlockPool,
         block_size: int,
         policy: Policy,
+        *,
         log: EventLog | None,
         memory: Memory | None,
+        lifetimes: Lifetimes | None,
     ) -> None:
         self._pool = pool
         self._log = log
         self._memory = memory
+        self._lifetimes = lifetimes
         self._width = block_size * TOKEN_BYTES
         self._num_runs = 0
         self._clock = 0  # how often a path was given up
@@ -275,6 +279,7 @@ class RunTree:
         upper.last_step, upper.fence = run.last_step, run.fence
         upper.last_used, upper.created = run.last_used, run.created
         upper.num_hits, upper.priority = run.num_hits, run.priority
+        upper.born, upper.rested = run.born, run.rested
         if run.fence:
             self.fenced[run.fence][upper] = None
         parent.children[run.key] = upper
@@ -296,6 +301,8 @@ class RunTree:
         run = Run(key, tokens, blocks, parent, self._num_runs)
         if hashes:
             run.hashes = hashes
+        if self._lifetimes:
+            run.born = self._lifetimes.now
         return run
 
     # ── resting and eviction ─────────────────────────────────────────────────────────────────
@@ -317,7 +324,10 @@ class RunTree:
         gone: list[bytes] = []
         while len(taken) < num_blocks:
             run = self.queue.pop()
-            taken += self._cut(run, num_blocks - len(taken), gone)
+            cut = self._cut(run, num_blocks - len(taken), gone)
+            if self._lifetimes:
+                self._lifetimes.note_evicted(len(cut), run.born, run.rested)
+            taken += cut
         self.num_evicted += num_blocks
         self.num_cached -= num_blocks
         if gone:
@@ -422,6 +432,8 @@ class RunTree:
     def _rest(self, run: Run) -> None:
         """What becomes of a run that nobody holds any more."""
         run.last_used = self._clock
+        if self._lifetimes:
+            run.rested = self._lifetimes.now
         if not run.is_kept:
             parent_of(run).children.pop(run.key, None)
             self._pool.give_back(run.blocks, run.last_step)
