@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kvblocks import BlockManager, InvalidBatch, InvalidLength, OutOfBlocks, StepPlan
+from kvblocks import BlockManager, InvalidBatch, InvalidLength, InvalidSwap, OutOfBlocks, StepPlan
 
 TOKENS = st.integers(0, 1)
 PROMPTS = st.lists(TOKENS, min_size=1, max_size=9)
@@ -36,6 +36,7 @@ class Told:
         self.salt = salt
         self.tokens = tokens
         self.computed = self.committed = num_cached
+        self.num_reserved = 0  # blocks
         self.membership = 0  # the number of its last joining, while it is in the batch
 
 
@@ -62,11 +63,17 @@ class Calls(RuleBasedStateMachine):
         windows: tuple[int, ...],
     ) -> None:
         self.manager = BlockManager(
-            num_blocks, block_size, prefix_caching=caching, policy=policy, windows=windows
+            num_blocks,
+            block_size,
+            prefix_caching=caching,
+            policy=policy,
+            windows=windows,
+            num_host_blocks=0 if windows else 5,
         )
         with_batches = BlockManager(num_blocks) if windows else self.manager
         self.batch = with_batches.decode_batch()
         self.told: dict[int, Told] = {}
+        self.out: dict[int, Told] = {}  # those that are swapped out
         self.num_names = self.step = self.completed = 0
         self.num_joins = 0
         # The rows of batch steps that are not committed, each with its membership then.
@@ -192,8 +199,58 @@ class Calls(RuleBasedStateMachine):
 
     @rule(name=consumes(names))
     def free(self, name: int) -> None:
-        if self.told.pop(name, None):
+        if self.told.pop(name, None) or self.out.pop(name, None):
             self.manager.free(name)
+
+    @precondition(lambda self: not self.manager.windows)
+    @rule(entries=st.dictionaries(names, st.integers(0, 20), max_size=3))
+    def reserve(self, entries: dict[int, int]) -> None:
+        lengths = {name: n for name, n in entries.items() if name in self.told}
+        before, verdict = self.manager.state_digest(), self.manager.can_reserve(lengths)
+        assert self.manager.state_digest() == before
+        if not verdict.is_now:
+            with pytest.raises(OutOfBlocks) as caught:
+                self.manager.reserve(lengths)
+            assert caught.value.verdict == verdict
+            assert self.manager.state_digest() == before
+            return
+        for name in self.manager.reserve(lengths).new_blocks:
+            self.told[name].membership = 0  # type: ignore[index]  # ints are all we use
+        for name, num_tokens in lengths.items():
+            told, size = self.told[name], self.manager.block_size
+            told.num_reserved = -(-num_tokens // size)
+            assert len(self.manager.block_table(name)) >= told.num_reserved
+            if num_tokens > told.computed:
+                assert self.manager.can_append({name: num_tokens - told.computed})[1] == 0
+
+    @precondition(lambda self: not self.manager.windows)
+    @rule(several=st.lists(names, max_size=3, unique=True))
+    def swap_out(self, several: list[int]) -> None:
+        leaving = [name for name in several if name in self.told]
+        before = self.manager.state_digest()
+        try:
+            self.manager.swap_out(leaving)
+        except (OutOfBlocks, InvalidSwap):
+            assert self.manager.state_digest() == before
+            return
+        for name in leaving:
+            self.out[name] = told = self.told.pop(name)
+            assert told.committed == told.computed
+            told.num_reserved = told.membership = 0
+
+    @rule(several=st.lists(names, max_size=3, unique=True))
+    def swap_in(self, several: list[int]) -> None:
+        returning = [name for name in several if name in self.out]
+        before, verdict = self.manager.state_digest(), self.manager.can_swap_in(returning)
+        assert self.manager.state_digest() == before
+        if verdict.is_now:
+            assert len(self.manager.swap_in(returning)) == verdict.num_needed_blocks
+            self.told |= {name: self.out.pop(name) for name in returning}
+        else:
+            with pytest.raises(OutOfBlocks) as caught:
+                self.manager.swap_in(returning)
+            assert caught.value.verdict == verdict
+            assert self.manager.state_digest() == before
 
     # ── decode batches ───────────────────────────────────────────────────────────────────────
 
@@ -215,10 +272,14 @@ class Calls(RuleBasedStateMachine):
         """All of the prompt is computed; without a cache, which keeps no ids, all its blocks are begun."""
         if told.committed != told.computed:
             return False
-        if self.manager.prefix_caching:
-            return len(told.tokens) == told.computed
-        size = self.manager.block_size
-        return len(self.manager.block_table(name)) * size - told.computed < size
+        if self.manager.prefix_caching and len(told.tokens) != told.computed:
+            return False
+        table, num_begun = (
+            self.manager.block_table(name),
+            -(-told.computed // self.manager.block_size),
+        )
+        is_own = all(self.manager.ref_count(block) == 1 for block in table[num_begun:])
+        return len(table) == num_begun or (is_own and len(table) <= told.num_reserved)
 
     @rule(name=names)
     def leave(self, name: int) -> None:
@@ -283,14 +344,15 @@ class Calls(RuleBasedStateMachine):
         assert set(self.batch.seq_ids) == {n for n, told in self.told.items() if told.membership}
 
     def teardown(self) -> None:
-        """Who frees everything and completes every step has the whole pool."""
-        for name in self.told:
+        """Who frees everything and completes every step has the whole pool, and the host."""
+        for name in (*self.told, *self.out):
             self.manager.free(name)
         if self.step:
             self.manager.complete_step(self.step)
         self.manager.check()
         stats = self.manager.stats()
         assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
+        assert stats.num_free_host_blocks == stats.num_host_blocks
 
 
 def run_programs(num_programs: int, *, seed: int | None = None) -> None:
