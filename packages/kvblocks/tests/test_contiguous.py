@@ -134,6 +134,14 @@ def test_a_buddy_takes_the_smallest_piece_that_does() -> None:
     assert [taken(memory, size) for size in (1, 2)] == [Run(6, 1), Run(4, 2)]
 
 
+def test_of_equal_pieces_a_buddy_takes_the_lowest() -> None:
+    memory = Buddy(8)
+    runs = [taken(memory, 2) for _ in range(4)]
+    for place in (2, 0):
+        memory.release(runs[place])
+    assert taken(memory, 2) == runs[0]
+
+
 # ── what is refused, and what is found ───────────────────────────────────────────────────────────
 
 

@@ -124,6 +124,15 @@ def test_first_fit_loses_memory_only_between_runs() -> None:
     assert waste.external > 0
 
 
+def test_free_pieces_that_just_do_together_are_lost_between_runs() -> None:
+    #    | A: 4 | B: 4 | C: 4 |    A and C end after a step; D asks for 8
+    requests = [Lengths(3, 1), Lengths(1, 3), Lengths(3, 1), Lengths(1, 7)]
+    baseline = make_baseline("first-fit", 12, max_length=8)
+    waste = measure_waste(baseline, requests, max_steps=2)
+    assert waste.external == pytest.approx((0 + 8 / 12) / 2)
+    assert waste.idle == 0
+
+
 def test_growing_counts_what_it_moves() -> None:
     # Four runs of 256. The first that grows needs 512 in one piece: the last two give way to it.
     baseline = make_baseline("grow", 1024, max_length=512)
