@@ -18,14 +18,16 @@ Knows companions, who of them rests, and how far a window reaches. Does not know
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
+from itertools import islice, takewhile
 
 from kvblocks.errors import InvalidConfig
 from kvblocks.pool import BlockPool
 from kvblocks.results import BlockMerge, Forgotten
-from kvblocks.runs import Found, parent_of
+from kvblocks.runs import Found, Run, parent_of
 from kvblocks.sequence import Sequence, WindowTable
 from kvblocks.tree import RunTree
 
@@ -176,19 +178,24 @@ class Windows:
 
         Between the companion that was given up first and the leaf that the policy would have go
         next, the one that was given up longer ago goes; the leaf, if it was at once. No block may
-        be free. O(log leaves) a block.
+        be free. O(blocks, and the log of the number of leaves for each that is cut).
         """
         taken = array("i")
         while len(taken) < num_blocks:
-            if self._is_older_than_leaf():
-                block = next(iter(self.cached))
-                self._leave_rest(block)
-                self._part(block)
-                taken.append(block)
-                self._runs.num_evicted += 1
-            else:
-                taken += self._runs.evict(1)
-                self._drop_companions(taken[-1])
+            has_leaf = self._runs.num_cached > len(self.cached)
+            leaf = self._runs.queue.peek() if has_leaf else None
+            older = self._given_up_before(leaf, num_blocks - len(taken))
+            self._drop(older)
+            taken.extend(older)
+            missing = num_blocks - len(taken)
+            if missing and leaf:
+                # As many as are needed even if each brings a companion of every window.
+                num_full = min(len(leaf.blocks), max(1, missing // (1 + len(self.sizes))))
+                taken += self._runs.evict(num_full)
+                companions = self._companions_at(taken[-num_full:])
+                self._drop(companions)
+                for block in companions:
+                    self._pool.receive(block, 0)
                 taken += self._pool.take(min(self._pool.num_free, num_blocks - len(taken)))
         return taken
 
@@ -220,10 +227,11 @@ class Windows:
             (list(self.cached.items()), list(self.fenced.items())),
         )
 
-    def _is_older_than_leaf(self) -> bool:
-        if not self.cached or len(self.cached) == self._runs.num_cached:
-            return bool(self.cached)
-        return next(iter(self.cached.values())) < self._runs.queue.peek().last_used
+    def _given_up_before(self, leaf: Run | None, most: int) -> list[int]:
+        """Cached companions, up to so many, that were given up before a leaf was."""
+        end = leaf.last_used if leaf else math.inf
+        first = islice(self.cached.items(), most)
+        return [block for block, given_up in takewhile(lambda item: item[1] < end, first)]
 
     def _companions_at(self, blocks: Iterable[int]) -> list[int]:
         return [c[block] for block in blocks for c in self.companions if c[block] >= 0]
@@ -249,12 +257,11 @@ class Windows:
             if companion[full] == block:
                 companion[full] = -1
 
-    def _drop_companions(self, full: int) -> None:
-        """What becomes of the companions of a block that is evicted: no table holds them."""
-        for block in self._companions_at((full,)):
-            self._part(block)
+    def _drop(self, companions: Iterable[int]) -> None:
+        """Evict companions that are cached."""
+        for block in companions:
             self._leave_rest(block)
-            self._pool.receive(block, 0)
+            self._part(block)
             self._runs.num_evicted += 1
 
 
