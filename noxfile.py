@@ -116,6 +116,21 @@ def stress(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def mutants(session: nox.Session) -> None:
+    """Plant bugs into the CUDA kernels and see each caught: `nox -s mutants -- --only barrier`."""
+    install(session, "-e", "packages/kvkernels", "torch", *groups("test"))
+    session.chdir("packages/kvkernels")
+    session.run("python", "-m", "tests.cuda.mutants", *session.posargs)
+
+
+@nox.session(default=False)
+def gpu(session: nox.Session) -> None:
+    """Check and time the CUDA kernels on this machine's GPU: `nox -s gpu -- --json FILE`."""
+    install(session, "-e", "packages/kvkernels[cuda13]", "torch")
+    session.run("python", "benchmarks/gpu/run.py", *session.posargs)
+
+
+@nox.session(default=False)
 def simulate(session: nox.Session) -> None:
     """Play worlds of requests on kvruntime's engine: `nox -s simulate -- --seed 0 --worlds 500`."""
     install_packages(session)

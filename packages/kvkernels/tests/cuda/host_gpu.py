@@ -45,6 +45,10 @@ class MisuseError(Exception):
     """The kernel did what a GPU does not forgive; the message names the block and the thread."""
 
 
+class BuildError(Exception):
+    """The kernel is no C++ that g++ takes."""
+
+
 def compiler() -> str | None:
     """The C++ compiler of this machine, or None."""
     return shutil.which("g++")
@@ -68,20 +72,25 @@ def build(kernel: Kernel, sources: Path = source.FOLDER, *flags: str) -> Path:
         command = [str(compiler()), *FLAGS, *flags, f"-I{HOST}", "-o", "unit.so", "unit.cpp"]
         done = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise AssertionError(done.stderr[:4000])
+            raise BuildError(done.stderr[:4000])
         # Another process may be at the same: a rename is all or nothing.
         (Path(work) / "unit.so").replace(library)
     return library
 
 
 class HostGPU:
-    """Launches kernels on fibers. `seed` shuffles the order of threads; 0 keeps it."""
+    """Launches kernels on fibers. `seed` shuffles the order of threads; 0 keeps it.
 
-    def __init__(self, *, seed: int = 1, sources: Path = source.FOLDER) -> None:
+    The environment may name other sources (KVKERNELS_CUDA_SOURCES, with a planted bug) and further flags
+    of the compiler (KVKERNELS_CUDA_FLAGS, sanitizers).
+    """
+
+    def __init__(self, *, seed: int = 1) -> None:
         self.seed = seed
         self.num_multiprocessors = 2
         self.launches: list[str] = []
-        self._sources = sources
+        self._sources = Path(os.environ.get("KVKERNELS_CUDA_SOURCES", source.FOLDER))
+        self._flags = os.environ.get("KVKERNELS_CUDA_FLAGS", "").split()
         self._libraries: dict[Kernel, ctypes.CDLL] = {}
 
     def launch(
@@ -90,7 +99,9 @@ class HostGPU:
         """Run a kernel now; there are no streams here."""
         del stream
         if kernel not in self._libraries:
-            library = ctypes.CDLL(str(build(kernel, self._sources)), mode=os.RTLD_LOCAL)
+            library = ctypes.CDLL(
+                str(build(kernel, self._sources, *self._flags)), mode=os.RTLD_LOCAL
+            )
             library.launch.argtypes = [
                 *(ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_size_t),
                 *(ctypes.c_uint64, ctypes.c_uint, ctypes.c_char_p, ctypes.c_size_t),
