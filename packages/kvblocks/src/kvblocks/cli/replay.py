@@ -185,5 +185,10 @@ def _as_json(replay: Replay, history: History, calls: _Calls) -> dict[str, Any]:
         "num_wrong_digests": replay.num_wrong_digests,
         "first_wrong_digest": replay.first_wrong_digest,
         "state_digest": replay.manager.state_digest(),
-        "stats": {name: getattr(stats, name) for name in stats.__slots__},
+        # A log has no clock, so that durations would be empty.
+        "stats": {
+            name: value
+            for name in stats.__slots__
+            if isinstance(value := getattr(stats, name), int)
+        },
     }
