@@ -148,7 +148,7 @@ def row_local(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> 
 
 
 @pytest.mark.parametrize("config", [SMOLLM2_SHAPE, TINY_SHAPE], ids=["smollm2", "tiny"])
-def test_a_row_is_bit_equal_in_every_batch_of_a_multiple_of_8_rows(config: ModelConfig) -> None:
+def test_a_row_is_bit_equal_in_every_batch_of_a_multiple_of_rows(config: ModelConfig) -> None:
     generator = torch.Generator().manual_seed(0)
     tensors = {
         name: torch.randn(shape, generator=generator) * 0.05
@@ -162,10 +162,11 @@ def test_a_row_is_bit_equal_in_every_batch_of_a_multiple_of_8_rows(config: Model
         hidden = model.forward(token_ids[rows], positions[rows], row_local)
         return hidden, model.logits(hidden)
 
-    alone = [run(torch.arange(start, start + 8)) for start in range(0, 512, 8)]
+    step = model.row_multiple
+    alone = [run(torch.arange(start, start + step)) for start in range(0, 512, step)]
     expected_hidden = torch.cat([hidden for hidden, _ in alone])
     expected_logits = torch.cat([logits for _, logits in alone])
-    for size in (8, 16, 24, 64, 72, 200, 512):
+    for size in (step, 3 * step, 8, 16, 24, 64, 72, 200, 512):
         rows = torch.randperm(512, generator=generator)[:size]
         hidden, logits = run(rows)
         assert torch.equal(hidden, expected_hidden[rows]), size

@@ -23,9 +23,6 @@ from kvruntime.steps import ScheduledSequence, SchedulerOutput
 
 __all__ = ["KVCache", "ModelRunner", "StepLogits"]
 
-# A matrix product keeps a row's result independent of its neighbours at these row counts.
-_ROWS = 8
-
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
@@ -86,7 +83,9 @@ class ModelRunner:
         positions = np.concatenate([np.arange(s.start, s.stop) for s in output.scheduled])
         attention = _PagedAttention(self.model, self.cache, output)
         hidden = self.model.forward(
-            torch.from_numpy(_pad(token_ids)), torch.from_numpy(_pad(positions)), attention
+            torch.from_numpy(_pad(token_ids, self.model.row_multiple)),
+            torch.from_numpy(_pad(positions, self.model.row_multiple)),
+            attention,
         )
         starts, ends = attention.cu_seqlens_q[:-1], attention.cu_seqlens_q[1:]
         completing = ends[[s.completes for s in output.scheduled]] - 1
@@ -98,7 +97,9 @@ class ModelRunner:
         return StepLogits(self._logits(hidden, completing), tuple(whole))
 
     def _logits(self, hidden: torch.Tensor, rows: NDArray[np.integer]) -> torch.Tensor:
-        return self.model.logits(hidden[torch.from_numpy(_pad(rows))])[: len(rows)]
+        return self.model.logits(hidden[torch.from_numpy(_pad(rows, self.model.row_multiple))])[
+            : len(rows)
+        ]
 
 
 class _PagedAttention:
@@ -112,7 +113,9 @@ class _PagedAttention:
         self._seq_lens = np.array([s.stop for s in scheduled], np.int32)
         self._block_table = _stack_tables(scheduled)
         # Rows that only pad the batch write nothing.
-        self._slot_mapping = _pad(np.array(output.slot_mapping, np.int64), fill=-1)
+        self._slot_mapping = _pad(
+            np.array(output.slot_mapping, np.int64), model.row_multiple, fill=-1
+        )
 
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
@@ -157,8 +160,8 @@ def _stack_tables(scheduled: tuple[ScheduledSequence, ...]) -> NDArray[np.int32]
     return rows
 
 
-def _pad(values: NDArray[np.integer], fill: int = 0) -> NDArray[np.int64]:
+def _pad(values: NDArray[np.integer], multiple: int, fill: int = 0) -> NDArray[np.int64]:
     """Lengthen to a multiple of the row count at which results do not depend on the batch."""
-    padded = np.full(-(-len(values) // _ROWS) * _ROWS, fill, np.int64)
+    padded = np.full(-(-len(values) // multiple) * multiple, fill, np.int64)
     padded[: len(values)] = values
     return padded

@@ -4,20 +4,20 @@ Knows the weights and how a row of hidden state becomes the next layer's. Does n
 sequence a row belongs to, nor where keys and values are kept: the caller's `Attention` writes and
 reads them, and applies the scale and the sliding window.
 
-Row invariance: the rows of a matrix product do not depend on one another, yet a BLAS picks its
-kernel by their number, and another kernel rounds otherwise. On one thread a row comes out the same,
-bit for bit, whenever the batch has at least four rows (eight on two threads). Callers therefore
-pad their batches to a multiple of eight rows; what the padding holds is of no consequence.
+Row invariance: a row comes out the same, bit for bit, in every batch whose number of rows is a
+multiple of `Llama.row_multiple`; callers pad to it. What the padding holds is of no consequence.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import torch
 from torch.nn import functional as F  # noqa: N812 - the name torch users know it by
 
 from kvruntime.config import ModelConfig
+from kvruntime.models.linear import Linear, row_multiple
 from kvruntime.models.rope import angles, inverse_frequencies, rotate
 
 __all__ = ["Attention", "Llama", "tensor_shapes"]
@@ -67,14 +67,13 @@ class _Layer:
     """The weights of one layer, float32; projections that read the same input are one matrix."""
 
     input_norm: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
+    qkv: Linear
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    o: torch.Tensor
+    o: Linear
     post_attention_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Linear
+    down: Linear
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor], index: int) -> "_Layer":
@@ -87,24 +86,31 @@ class _Layer:
         biases = [find(f"self_attn.{name}_proj.bias") for name in "qkv"]
         return cls(
             input_norm=get("input_layernorm.weight"),
-            qkv=torch.cat([get(f"self_attn.{name}_proj.weight") for name in "qkv"]),
-            qkv_bias=torch.cat([bias for bias in biases if bias is not None])
-            if all(bias is not None for bias in biases)
-            else None,
+            qkv=Linear(
+                torch.cat([get(f"self_attn.{name}_proj.weight") for name in "qkv"]),
+                torch.cat([bias for bias in biases if bias is not None])
+                if all(bias is not None for bias in biases)
+                else None,
+            ),
             q_norm=find("self_attn.q_norm.weight"),
             k_norm=find("self_attn.k_norm.weight"),
-            o=get("self_attn.o_proj.weight"),
+            o=Linear(get("self_attn.o_proj.weight")),
             post_attention_norm=get("post_attention_layernorm.weight"),
-            gate_up=torch.cat([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")]),
-            down=get("mlp.down_proj.weight"),
+            gate_up=Linear(torch.cat([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")])),
+            down=Linear(get("mlp.down_proj.weight")),
         )
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return self.qkv, self.o, self.gate_up, self.down
 
 
 class Llama:
     """A decoder-only transformer; the four families differ in what `config` says only.
 
     `tensors` holds what `tensor_shapes(config)` names, in float32. Fused copies of the projections
-    are made, so building costs one pass over the weights and the memory of most of them.
+    are made, and packed ones, so building costs some passes over the weights and their memory twice.
+    `row_multiple` holds for the number of threads that torch uses when it is built.
     """
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -112,7 +118,11 @@ class Llama:
         self._embedding = tensors["model.embed_tokens.weight"]
         self._layers = [_Layer.of(tensors, index) for index in range(config.num_layers)]
         self._norm = tensors["model.norm.weight"]
-        self._head = self._embedding if config.tie_word_embeddings else tensors["lm_head.weight"]
+        self._head = Linear(
+            self._embedding if config.tie_word_embeddings else tensors["lm_head.weight"]
+        )
+        linears = chain.from_iterable(layer.linears for layer in self._layers)
+        self.row_multiple = row_multiple((*linears, self._head))
         self._frequencies = inverse_frequencies(config.rope, config.head_dim)
 
     @torch.inference_mode()
@@ -122,17 +132,17 @@ class Llama:
         """Return the hidden state of every row after the final norm, float32 [T, hidden_size].
 
         `token_ids` and `positions` are int64 [T]; rows may be of any sequences in any order. Each
-        row's result is the same in every batch whose T is a multiple of 8, if `attention` keeps
+        row's result is the same in every batch whose T is a multiple of `row_multiple`, if `attention` keeps
         rows apart as well. Cost: two operations per weight and row, and `attention` once a layer.
         """
         cos, sin = angles(self._frequencies, positions)
         x = self._embedding[token_ids]
         for index, layer in enumerate(self._layers):
             q, k, v = self._project(layer, self._normalise(x, layer.input_norm), cos, sin)
-            x = x + F.linear(attention(index, q, k, v).flatten(1), layer.o)
-            inner = F.linear(self._normalise(x, layer.post_attention_norm), layer.gate_up)
+            x = x + layer.o(attention(index, q, k, v).flatten(1))
+            inner = layer.gate_up(self._normalise(x, layer.post_attention_norm))
             gate, up = inner.chunk(2, dim=-1)
-            x = x + F.linear(F.silu(gate) * up, layer.down)
+            x = x + layer.down(F.silu(gate) * up)
         return self._normalise(x, self._norm)
 
     @torch.inference_mode()
@@ -140,16 +150,16 @@ class Llama:
         """Return the scores of the next token, float32 [R, vocab_size], of hidden [R, hidden_size].
 
         Rows come from `forward`; each row's result is the same in every batch whose R is a
-        multiple of 8.
+        multiple of `row_multiple`.
         """
-        return F.linear(hidden, self._head)
+        return self._head(hidden)
 
     def _project(
         self, layer: _Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return q, k and v of rows x, each [T, heads, head_dim] and contiguous."""
         config = self.config
-        heads = F.linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
+        heads = layer.qkv(x).view(len(x), -1, config.head_dim)
         sizes = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         q, k, v = torch.split(heads, sizes, dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
