@@ -100,11 +100,16 @@ def alone(session: nox.Session, package: str) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """Measure beside others: `nox -s bench -- allocator [options]` (benchmarks/README.md)."""
+    """Measure beside others: `nox -s bench -- allocator|engine [options]` (benchmarks/README.md)."""
     name, *options = session.posargs or ["allocator"]
     # The peers' needs stay out of every other environment, and so do the peers.
-    install(session, "-e", "packages/kvblocks", "-r", f"benchmarks/{name}/requirements.txt")
-    session.run("python", "-m", f"benchmarks.{name}", *options)
+    requirements = ("-r", f"benchmarks/{name}/requirements.txt")
+    if name == "engine":
+        install_packages(session, *requirements)
+        install_smollm2(session)
+    else:
+        install(session, "-e", "packages/kvblocks", *requirements)
+    session.run("python", "-m", f"benchmarks.{name}", *options, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session(default=False)
