@@ -6,7 +6,8 @@ from itertools import combinations, takewhile
 from kvblocks.traces import Request, Trace
 
 Prefix = tuple[str, ...]  # a block is all names up to its own
-Rank = Callable[[Prefix, dict[Prefix, int], dict[Prefix, int]], object]
+Times = dict[Prefix, int]
+Rank = Callable[[Prefix, Times, Times, Times], object]  # a leaf; last uses, hits, beginnings
 
 
 def trace_of(prompts: Iterable[Sequence[str]], block_size: int = 1) -> Trace:
@@ -23,6 +24,7 @@ def leaf_first_hits(prompts: Sequence[Sequence[str]], capacity: int, rank: Rank)
     """Blocks found by each prompt where the leaf that ranks lowest goes first."""
     used: dict[Prefix, int] = {}  # what is cached
     num_hits: dict[Prefix, int] = {}
+    created: dict[Prefix, int] = {}
     found = []
     for now, prompt in enumerate(prompts):
         path = prefixes_of(prompt)
@@ -37,7 +39,9 @@ def leaf_first_hits(prompts: Sequence[Sequence[str]], capacity: int, rank: Rank)
                 leaves = [leaf for leaf in used if leaf not in parents and leaf not in path]
                 if not leaves:
                     break
-                used.pop(min(leaves, key=lambda leaf: rank(leaf, used, num_hits)))  # type: ignore[arg-type, return-value]  # ranks compare
+                used.pop(min(leaves, key=lambda leaf: rank(leaf, used, num_hits, created)))  # type: ignore[arg-type, return-value]  # ranks compare
+            goes_on = prefix[:-1] in used and all(other[:-1] != prefix[:-1] for other in used)
+            created[prefix] = created[prefix[:-1]] if goes_on else now
             used[prefix] = now
             num_hits[prefix] = 0
     return found

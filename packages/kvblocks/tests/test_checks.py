@@ -181,7 +181,7 @@ def publish_nothing(manager: BlockManager) -> None:
         (lose_from_the_queue, "a cached leaf must be in the queue of eviction"),
         (queue_twice, "no run is in the queue of eviction twice"),
         (queue_unknowingly, "a run must know whether it is queued"),
-        (queue_behind_its_turn, "a run is queued at 1, and ranks 0 now"),
+        (queue_behind_its_turn, "a run is queued at 2, and ranks 1 now"),
         (shuffle_the_queue, "the queue of eviction must be a heap"),
         (miscount_pins, "1 blocks are pinned, 2 counted, of at most 4"),
         (pin_too_much, "1 blocks are pinned, 1 counted, of at most 0"),

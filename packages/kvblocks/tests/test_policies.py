@@ -10,7 +10,7 @@ from kvblocks.policies import CachedRun
 
 from .helpers import filled
 
-POLICIES = ("lru", "lfu", "fifo", "slru", "priority")
+POLICIES = ("lru", "lfu", "fifo", "slru", "span", "priority")
 
 
 class Youngest:
@@ -73,6 +73,7 @@ def evicted(manager: BlockManager, letters: str) -> str:
         ("lfu", "DECAB"),
         ("fifo", "ABCDE"),
         ("slru", "DECBA"),
+        ("span", "DCEBA"),
         ("priority", "DBECA"),
     ],
 )
@@ -123,6 +124,20 @@ def test_a_scan_does_not_evict_what_was_found_again() -> None:
             manager.free("scan")
         left[policy] = manager.match([ord("A")] * 4 + [0]).num_tokens
     assert left == {"lru": 0, "slru": 4}
+
+
+def test_span_counts_from_when_a_conversation_began() -> None:
+    """A grows by a turn while B, used last, is new."""
+    left = {}
+    for policy in ("lru", "span"):
+        manager = BlockManager(6, 4, policy=policy)
+        for turn in range(1, 5):
+            filled(manager, "A", 4 * turn)
+            manager.free("A")
+        cached(manager, "B")
+        manager.allocate("C", range(900, 900 + 4 * (1 + manager.stats().num_free_blocks)))
+        left[policy] = manager.match(range(17)).num_tokens
+    assert left == {"lru": 12, "span": 16}
 
 
 @pytest.mark.parametrize("first", [0, 5])
@@ -208,7 +223,7 @@ def test_an_unknown_policy_is_refused_with_the_ones_there_are(policy: str) -> No
     with pytest.raises(InvalidConfig) as caught:
         BlockManager(4, policy=policy)
     assert str(caught.value) == (
-        f"policy must be one of fifo, lfu, lru, priority, slru, got {policy!r}"
+        f"policy must be one of fifo, lfu, lru, priority, slru, span, got {policy!r}"
     )
 
 
@@ -249,7 +264,7 @@ def test_our_names_cannot_be_replaced() -> None:
 @pytest.mark.usefixtures("foreign")
 def test_an_unknown_policy_is_refused_with_those_of_others_too() -> None:
     with pytest.raises(
-        InvalidConfig, match="broken, fifo, lfu, lru, priority, slru, youngest, got"
+        InvalidConfig, match="broken, fifo, lfu, lru, priority, slru, span, youngest, got"
     ):
         BlockManager(4, policy="mru")
 

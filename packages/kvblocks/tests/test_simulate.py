@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from kvblocks.errors import InvalidConfig, InvalidTrace
+from kvblocks.policies import make_policy
 from kvblocks.simulate import Outcome, Simulation
+from kvblocks.simulate.leaves import LeafCache
+from kvblocks.simulate.prefixes import build_tree
 from kvblocks.traces import Request, Trace, read_trace
 
 from .naive_cache import Rank, block_fifo_hits, leaf_first_hits, most_hits, trace_of
@@ -19,9 +22,10 @@ MOONCAKE = Path(os.environ.get("KVBLOCKS_TRACES", "../shared/traces")).joinpath(
 needs_mooncake = pytest.mark.skipif(not MOONCAKE.is_file(), reason=f"{MOONCAKE} is not there")
 
 RANKS: dict[str, Rank] = {
-    "lru": lambda leaf, used, _: used[leaf],
-    "lfu": lambda leaf, used, num_hits: (num_hits[leaf], used[leaf]),
-    "slru": lambda leaf, used, num_hits: (num_hits[leaf] > 0, used[leaf]),
+    "lru": lambda leaf, used, *_: used[leaf],
+    "lfu": lambda leaf, used, num_hits, _: (num_hits[leaf], used[leaf]),
+    "slru": lambda leaf, used, num_hits, _: (num_hits[leaf] > 0, used[leaf]),
+    "span": lambda leaf, used, _, created: (7 * used[leaf] - 3 * created[leaf], used[leaf]),
 }
 CAPACITIES = (1, 2, 3, 5, 8, 13, 40)
 
@@ -199,3 +203,24 @@ def test_policies_find_the_tokens_that_another_simulator_finds(
     # As kvcache-simulator 0.1.3 counts the last half of the Mooncake conversation trace.
     found = mooncake(0.5).index(policy, 9_776)
     assert (found.hit_tokens, found.total_tokens) == (hit_tokens, 67_915_607)
+
+
+def test_a_block_that_is_not_full_is_no_going_on() -> None:
+    """Blocks of 4: a prompt of 6 tokens ends in a block that the next turn does not find."""
+    turns = (Request(None, 6, 0, "ab"), Request(None, 10, 0, "acd"), Request(None, 4, 0, "x"))
+    cache = LeafCache(build_tree(Trace("mooncake", 4, turns)), 9, make_policy("span"))
+    for request, path in enumerate(build_tree(Trace("mooncake", 4, turns)).paths):
+        cache.replay(request, path, None)
+    # a; b, not full; c, which goes on from a; d, not full; x
+    assert [block.created for block in cache.blocks] == [0, 0, 0, 1, 2]
+
+
+@needs_mooncake
+@pytest.mark.parametrize("capacity", [3_000, 9_776, 20_000])
+@pytest.mark.parametrize("semantics", ["index", "engine"])
+def test_span_finds_more_than_lru_in_the_second_half_of_the_mooncake_trace(
+    semantics: str, capacity: int
+) -> None:
+    # Its one constant, three quarters, was chosen on the first half.
+    replay = getattr(mooncake(0.5), semantics)
+    assert replay("span", capacity).hit_tokens > replay("lru", capacity).hit_tokens

@@ -60,7 +60,7 @@ class Run:
         self.last_step = 0  # the newest step that used it
         self.fence = 0  # the open step that it waits for, while nobody holds it
         self.last_used = 0  # when it was given up last
-        self.created = serial  # that of the run it was once split from, if so
+        self.created = 0  # when it was begun, or the run it was once split from
         self.num_hits = 0  # how many prompts found it
         self.priority = 0  # the highest of all who held it
         self.queued = 0  # the `last_used` with which it is in the queue of eviction, or 0

@@ -265,6 +265,8 @@ class RunTree:
         """Begin a run below another, for a sequence whose path ends there."""
         key = stretch.key + stretch.tokens[: self._width]
         below = self._make_run(key, bytearray(stretch.tokens), blocks, run, hashes)
+        self._clock += 1
+        below.created = self._clock
         below.holders = 1  # the sequence; its hold on `run` is the new run's now
         run.children[key] = below
         return below

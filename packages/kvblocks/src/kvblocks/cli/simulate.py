@@ -54,7 +54,7 @@ def add_parser(commands: "Subparsers[Any]") -> None:
         type=lambda text: text.split(","),
         default=["lru"],
         metavar="NAME,...",
-        help="lru (the default), fifo, slru, lfu, belady, or any other policy of kvblocks",
+        help="lru (the default), fifo, slru, lfu, span, belady, or any other policy of kvblocks",
     )
     parser.add_argument(
         "--measure-last",

@@ -4,6 +4,9 @@ A request finds the longest prefix that is cached. The rest of its blocks is tak
 each in the place of the leaf that ranks lowest; the request's own blocks are not evicted for it.
 What is left of a request when only its own blocks remain is not taken in.
 
+As in the manager, a block that comes behind one that no full block follows goes on what was begun there:
+it has the same `created`. Hits are counted for each block.
+
 `Belady` ranks by the next use and so needs to know the future: it is no policy for an engine, and says
 what the best one could hit. It declines what would itself be the next to go.
 
@@ -30,9 +33,11 @@ class Block:
     __slots__ = (
         "created",
         "is_cached",
+        "is_full",
         "last_used",
         "next_use",
         "num_children",
+        "num_full_children",
         "num_hits",
         "parent",
         "priority",
@@ -40,7 +45,9 @@ class Block:
 
     def __init__(self, parent: Block | None) -> None:
         self.parent = parent
+        self.is_full = True
         self.num_children = 0
+        self.num_full_children = 0
         self.is_cached = False
         self.last_used = 0
         self.created = 0
@@ -70,6 +77,9 @@ class LeafCache:
         self.blocks: list[Block] = []
         for parent in tree.parents:
             self.blocks.append(Block(None if parent == NO_PARENT else self.blocks[parent]))
+        for path, num_tokens in zip(tree.paths, tree.num_tokens, strict=True):
+            for node in path[num_tokens // tree.block_size :]:
+                self.blocks[node].is_full = False
 
     def replay(
         self, now: int, path: tuple[int, ...], next_use: list[int] | None
@@ -103,8 +113,12 @@ class LeafCache:
         block.last_used = block.created = now
         block.num_hits = 0
         self.num_cached += 1
-        if block.parent is not None:
-            block.parent.num_children += 1
+        parent = block.parent
+        if parent is not None:
+            if block.is_full and not parent.num_full_children:
+                block.created = parent.created
+            parent.num_children += 1
+            parent.num_full_children += block.is_full
 
     def _rest(self, block: Block) -> None:
         """Queue a block that may have become a leaf."""
@@ -124,10 +138,12 @@ class LeafCache:
             heappop(self._leaves)
             block.is_cached = False
             self.num_cached -= 1
-            if block.parent is not None:
-                block.parent.num_children -= 1
-                if block.parent.last_used != now:  # what this request found stays for it
-                    self._rest(block.parent)
+            parent = block.parent
+            if parent is not None:
+                parent.num_children -= 1
+                parent.num_full_children -= block.is_full
+                if parent.last_used != now:  # what this request found stays for it
+                    self._rest(parent)
             return True
         return False
 
