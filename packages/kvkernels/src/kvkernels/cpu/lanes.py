@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from kvkernels.arrays import Array
-from kvkernels.cpu.compiled import inlined
+from kvkernels.cpu.compiled import allocating, inlined
 from kvkernels.cpu.tiles import KEYS_AT_ONCE
 from kvkernels.cpu.vectors import WIDTH
 from kvkernels.cpu.work import Item, tile_keys_of
@@ -98,7 +98,7 @@ def _round_up(number: Int, multiple: Int) -> Int:
     return (number + multiple - 1) // multiple * multiple
 
 
-@inlined
+@allocating
 def new_lanes(batch: Batch, items: Array) -> Lanes:
     """Make the arrays of a worker, for the largest of the items."""
     lanes, all_lanes = np.int64(0), np.int64(0)
