@@ -114,7 +114,7 @@ MUTANTS = (
         "attention.cuh",
         "return before == -INFINITE ? 0.f : exp2_fast(before - after);",
         "return exp2_fast(before - after);",
-        f"{DECODE}[bfloat16]",
+        f"{MIXED}[bfloat16]",
     ),
     Mutant(
         "weights relative to no maximum",
