@@ -479,3 +479,16 @@ def test_a_weak_digest_confuses_who_listens_and_not_the_manager(seed: int) -> No
 
 def stored_tokens(tokens: object) -> bytes:
     return struct.pack(f"={len(list(tokens))}I", *tokens)  # type: ignore[call-overload, misc]  # any sequence
+
+
+def test_extra_keys_belong_to_the_blocks_that_are_new() -> None:
+    manager = BlockManager(8, 2, events=True)
+    for name, media in (("a", []), ("b", [Media(3, "cat")])):
+        manager.allocate(name, [1, 2, 3, 4], salt="s", media=media)
+    manager.append({"a": 4, "b": 4})
+    manager.commit("a", 4)
+    manager.take_events()
+    manager.commit("b", 4)  # its first block is that of the other
+    (stored,) = manager.take_events()
+    assert isinstance(stored, BlockStored)
+    assert stored.extra_keys == ((("cat", 1),),)

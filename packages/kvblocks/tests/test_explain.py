@@ -301,3 +301,11 @@ def test_explain_needs_a_manager_that_remembers() -> None:
 def test_what_explanations_do_not_go_with_is_refused(options: dict[str, Any], rule: str) -> None:
     with pytest.raises(InvalidConfig, match=rule):
         manager_of(**options)
+
+
+def test_a_step_that_computes_less_than_the_block_is_not_named() -> None:
+    manager = manager_of()
+    manager.allocate("a", PROMPT)
+    manager.begin_step()
+    manager.append({"a": 1})
+    assert ask(manager, PROMPT) == Explanation(7, 0, WhyNot.NOT_READY, 0, seq_id="a")

@@ -167,3 +167,13 @@ def test_a_clock_is_not_part_of_a_log() -> None:
     log = io.StringIO()
     RecordingBlockManager(log, 4, clock=Clock())
     assert "clock" not in log.getvalue()
+
+
+def test_both_parts_of_what_is_split_are_as_old_as_the_whole() -> None:
+    clock = Clock()
+    manager = aged(clock)
+    manager.allocate("half", [1, 2, 9])  # holds the first of the two old blocks
+    manager.free("half")
+    manager.allocate("new", range(10, 18))
+    assert manager.stats().lifetime == Durations(2, 60.0, 30.0, 30.0)
+    assert manager.stats().idle_time == Durations(2, 25.0, 0.0, 25.0)
