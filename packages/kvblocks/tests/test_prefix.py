@@ -1,5 +1,6 @@
 """The content index: what matches, what is stored once, and what is evicted first."""
 
+import gc
 import itertools
 import sys
 from collections.abc import Callable
@@ -235,11 +236,13 @@ def num_operations(call: Callable[[], object]) -> int:
         return trace
 
     before = sys.gettrace()
+    gc.disable()  # what other tests left behind is not cleared away at this call's cost
     sys.settrace(trace)
     try:
         call()
     finally:
         sys.settrace(before)
+        gc.enable()
     return count
 
 
