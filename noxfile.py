@@ -124,10 +124,15 @@ def stress(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def mutants(session: nox.Session) -> None:
-    """Plant bugs into the CUDA kernels and see each caught: `nox -s mutants -- --only barrier`."""
-    install(session, "-e", "packages/kvkernels", "torch", *groups("test"))
-    session.chdir("packages/kvkernels")
-    session.run("python", "-m", "tests.cuda.mutants", *session.posargs)
+    """Plant bugs and see tests notice them: `nox -s mutants -- kvblocks`, or `-- kvkernels` for CUDA."""
+    name, *options = session.posargs or ["kvblocks"]
+    more = {"kvblocks": [], "kvkernels": ["torch"]}.get(name)
+    if more is None:
+        session.error(f"mutants are planted into kvblocks or kvkernels, got {name!r}")
+    install(session, "-e", f"packages/{name}", *more, *groups("test"))
+    session.chdir(f"packages/{name}")
+    module = {"kvblocks": "tests.mutants", "kvkernels": "tests.cuda.mutants"}[name]
+    session.run("python", "-m", module, *options)
 
 
 @nox.session(default=False)
