@@ -38,6 +38,7 @@ MODULES = (
     "pins",
     "pool",
     "prompts",
+    "queries",
     "reservations",
     "runs",
     "sequence",

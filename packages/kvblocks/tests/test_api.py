@@ -51,6 +51,7 @@ MODULES = (
     "checks",
     "decode",
     "snapshots",
+    "queries",
     "manager",
     "recording",
     "replay",
