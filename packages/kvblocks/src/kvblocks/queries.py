@@ -136,6 +136,7 @@ class Queries:
         NumPy arrays do, and torch tensors by `.numpy()`. One memcpy a row, after one that fills it.
         `InvalidBuffer`; otherwise as `block_table`. What is refused writes nothing.
 
+        >>> from kvblocks import BlockManager
         >>> manager = BlockManager(num_blocks=8, block_size=4)
         >>> _ = manager.allocate("a", [1, 2, 3, 4, 5]), manager.allocate("b", [6])
         >>> out = memoryview(bytearray(24)).cast("i", (2, 3))
@@ -190,6 +191,7 @@ class Queries:
         Whoever looks for room asks before it preempts. O(blocks and runs of these sequences).
         `UnknownSequence`; `InvalidSwap` for one that is swapped out.
 
+        >>> from kvblocks import BlockManager
         >>> manager = BlockManager(num_blocks=4, block_size=4)
         >>> for name in "ab":
         ...     _ = manager.allocate(name, [1, 2, 3])
@@ -203,6 +205,7 @@ class Queries:
     def why_full(self) -> Occupancy:
         """Who holds the pool, and what waits for which step. O(blocks in all tables).
 
+        >>> from kvblocks import BlockManager
         >>> manager = BlockManager(num_blocks=4, block_size=4)
         >>> _ = manager.allocate("a", range(9))
         >>> print(manager.why_full())
@@ -218,6 +221,7 @@ class Queries:
         A fork has the answer of its parent. `InvalidConfig` without `explains=True`, which costs a
         SHA-256 for each full block, and at `allocate` a look at every sequence. `UnknownSequence`.
 
+        >>> from kvblocks import BlockManager
         >>> manager = BlockManager(num_blocks=8, block_size=2, explains=True)
         >>> _ = manager.allocate("a", [1, 2, 3, 4]), manager.append({"a": 4})
         >>> _ = manager.allocate("b", [1, 2, 3, 4])
