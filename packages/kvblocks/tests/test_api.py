@@ -63,6 +63,7 @@ MODULES = (
     "traces.records",
     "traces.rows",
     "traces.sessions",
+    "traces.operations",
     "traces.formats",
     "traces",
     "simulate.outcomes",

@@ -240,7 +240,10 @@ def test_more_names_than_tokens_are_read_with_a_warning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "its format must be one of azure, sessions, mooncake, tokens, and looks like none"),
+        (
+            "",
+            "its format must be one of azure, sessions, mooncake, log, tokens, and looks like none",
+        ),
         ("hello\n", "its format must be one of"),
         (mooncake_row(input_length=0), "no request can be read from it; line 1: input_length"),
         ('{"requests": [}, "block_size": 1}', "no session can be read from it; the session: not"),

@@ -181,8 +181,8 @@ def _call(applied: Applied) -> str:
     return f"{applied.op}({arguments})"
 
 
-def _options(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a call that the record has."""
+def call_options(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of an `allocate` or a `pin` that its record has, as the call takes them."""
     names = ("salt", "adapter", "priority", "num_lookahead_tokens")
     options = {name: record[name] for name in names if name in record}
     if isinstance(options.get("adapter"), list):
@@ -197,7 +197,7 @@ def _options(record: Mapping[str, Any]) -> dict[str, Any]:
 
 _Operation = Callable[[Replay, Mapping[str, Any]], Any]
 _OPERATIONS: dict[str, _Operation] = {
-    "allocate": lambda r, a: r.manager.allocate(id_of(a["seq"]), a["tokens"], **_options(a)),
+    "allocate": lambda r, a: r.manager.allocate(id_of(a["seq"]), a["tokens"], **call_options(a)),
     "append": lambda r, a: r.manager.append({id_of(seq): entry for seq, entry in a["batch"]}),
     "reserve": lambda r, a: r.manager.reserve({id_of(seq): n for seq, n in a["lengths"]}),
     "commit": lambda r, a: r.manager.commit(id_of(a["seq"]), a["num_tokens"], a["tokens"]),
@@ -206,7 +206,7 @@ _OPERATIONS: dict[str, _Operation] = {
     "free": lambda r, a: r.manager.free(id_of(a["seq"])),
     "swap_out": lambda r, a: r.manager.swap_out(map(id_of, a["seqs"])),
     "swap_in": lambda r, a: r.manager.swap_in(map(id_of, a["seqs"])),
-    "pin": lambda r, a: r.manager.pin(id_of(a["name"]), a["tokens"], **_options(a)),
+    "pin": lambda r, a: r.manager.pin(id_of(a["name"]), a["tokens"], **call_options(a)),
     "unpin": lambda r, a: r.manager.unpin(id_of(a["name"])),
     "reset": lambda r, a: r.manager.reset_prefix_cache(salt=a.get("salt", ALL_SALTS)),
     "begin_step": lambda r, _: r.manager.begin_step(),

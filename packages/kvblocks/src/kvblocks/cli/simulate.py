@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from kvblocks.cli.parser import Subparsers, listed, terminal_width, typed
@@ -24,7 +25,7 @@ _NUM_ROWS_NAMED = 5
 _SHARE_OF_CEILING = 0.95
 
 _FORMATS_HELP = "\n".join(
-    f"  {found.name:9} {found.about}\n{'':12}{found.example.splitlines()[-1]}"
+    f"  {found.name:9} {found.about}\n{indent(found.example.rstrip(), ' ' * 12)}"
     for found in FORMATS.values()
 )
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from kvblocks.errors import InvalidTrace
+from kvblocks.traces.operations import read_log
 from kvblocks.traces.records import MalformedRow, Trace, merged
 from kvblocks.traces.rows import (
     AZURE_COLUMNS,
@@ -56,6 +57,14 @@ def _is_mooncake(head: str) -> bool:
     return any(isinstance(row, dict) and "hash_ids" in row for row in _rows(head))
 
 
+def _is_log(head: str) -> bool:
+    # A log whose first line is lost is told too: its calls are no prompts of token ids.
+    return any(
+        isinstance(row, dict) and ("kvblocks_log" in row or row.keys() >= {"op", "seq"})
+        for row in _rows(head)
+    )
+
+
 def _is_tokens(head: str) -> bool:
     return any(
         isinstance(row, list) or (isinstance(row, dict) and not row.keys().isdisjoint(TOKEN_KEYS))
@@ -72,7 +81,7 @@ def _is_sessions(head: str) -> bool:
     return head.startswith("{") and '"requests"' in head and '"block_size"' in head
 
 
-# In the order in which a file is tried: a session has hash_ids too, further in.
+# In the order in which a file is tried: a session has hash_ids too, further in, and a log tokens.
 FORMATS: dict[str, Format] = {
     found.name: found
     for found in (
@@ -97,6 +106,14 @@ FORMATS: dict[str, Format] = {
             '{"timestamp": 0, "input_length": 700, "output_length": 20, "hash_ids": [0, 1]}\n',
             _is_mooncake,
             read_mooncake,
+        ),
+        Format(
+            "log",
+            "logs of kvblocks.recording: JSONL, each prompt that a manager was asked to allocate",
+            '{"kvblocks_log": 1, "manager": {"num_blocks": 64, "block_size": 16}}\n'
+            '{"op": "allocate", "seq": "a", "tokens": [5, 6, 7], "salt": "x"}\n',
+            _is_log,
+            read_log,
         ),
         Format(
             "tokens",
