@@ -81,6 +81,7 @@ MODULES = (
     "report.page",
     "report.charts",
     "report.simulation",
+    "report.waste",
     "block_map",
     "report.replay",
     "cli.parser",

@@ -75,6 +75,23 @@ def test_the_table_shows_shares_and_batch_sizes(capsys: Capture) -> None:
     assert rows["paged"][-2:] == ["0", "tokens"]
 
 
+def test_the_report_has_bars_of_every_way_and_the_tables(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "waste.html"
+    found = as_json(capsys, *SHORT, "--html", str(path))["results"]
+    page = path.read_text("utf-8")
+    states = ("tokens", "reserved", "over_allocated", "rounding", "external", "idle")
+    num_parts = sum(each[state] > 0 for each in found for state in states)
+    assert page.count("<rect ") == num_parts + len(found)
+    for each in found:
+        name, shares = each["baseline"], [f"{100 * each[state]:.1f}" for state in states]
+        assert f'data-tip="{name}\ntokens: {shares[0]} %"' in page
+        assert f'data-tip="{name}\nrequests at once: {each["mean_batch"]:.1f}"' in page
+        cells = "".join(f"<td>{share}</td>" for share in shares)
+        assert f'<th scope="row">{name}</th>{cells}</tr>' in page
+    assert "ShareGPT-like lengths, seed 0" in page
+    assert "no ratios of throughput" in page
+
+
 def test_bytes_are_shown_where_a_token_has_some(capsys: Capture) -> None:
     text = printed(capsys, *SHORT, "--bytes-per-token", "128KiB", "--baseline", "grow")
     assert "2 GiB: 16,384 slots" in text

@@ -4,17 +4,21 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from kvblocks.baselines import make_baseline
 from kvblocks.report.charts import Bar, Guide, Series, bar_chart, line_chart, linear_ticks
 from kvblocks.report.page import Section, figure, paragraph, render_page, table
 from kvblocks.report.simulation import simulation_page
+from kvblocks.report.waste import waste_page
 from kvblocks.simulate import Service, Simulation
 from kvblocks.traces import MalformedRow, Request, Trace
+from kvblocks.waste import STATES, measure_waste, sharegpt_like
 
 from .naive_cache import trace_of
 
@@ -59,6 +63,13 @@ def example(name: str = "a trace") -> str:
     return simulation_page(name, simulation, [*outcomes, simulation.engine("lru", 4)])
 
 
+def waste_example() -> str:
+    memory = make_baseline("pow2", 4096, max_length=512)
+    found = {"pow2": measure_waste(memory, sharegpt_like(0, 512), max_steps=100)}
+    row = ["baseline", *STATES, "at once"]
+    return waste_page(found, [("requests", "some")], "about", [row, ["pow2", *"1234567"]])
+
+
 def chart(label: str = "Hits.") -> str:
     lines = [Series("one", [(1, 2), (10, 4)]), Series("two", [(10, 3)], is_marked=False)]
     return line_chart(
@@ -66,8 +77,9 @@ def chart(label: str = "Hits.") -> str:
     )
 
 
-def test_every_element_is_closed() -> None:
-    found = Elements(example())
+@pytest.mark.parametrize("page", [example, waste_example])
+def test_every_element_is_closed(page: Callable[[], str]) -> None:
+    found = Elements(page())
     assert (found.wrong, found.open) == ("", [])
 
 
@@ -191,8 +203,9 @@ def test_a_browser_shows_values_by_keys_and_changes_its_colours(tmp_path: Path, 
 
 
 @needs_chromium
-def test_a_browser_draws_and_prints_the_report(tmp_path: Path) -> None:
-    browse(tmp_path, example(), "", f"--screenshot={tmp_path / 'page.png'}")
+@pytest.mark.parametrize("page", [example, waste_example])
+def test_a_browser_draws_and_prints_the_report(page: Callable[[], str], tmp_path: Path) -> None:
+    browse(tmp_path, page(), "", f"--screenshot={tmp_path / 'page.png'}")
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
-    browse(tmp_path, example(), "", f"--print-to-pdf={tmp_path / 'page.pdf'}")
+    browse(tmp_path, page(), "", f"--print-to-pdf={tmp_path / 'page.pdf'}")
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")

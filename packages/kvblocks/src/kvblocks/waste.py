@@ -38,6 +38,8 @@ from kvblocks.errors import InvalidSize
 from kvblocks.simulate.progress import Progress, silent
 from kvblocks.sizing import require
 
+STATES = ("tokens", "reserved", "over_allocated", "rounding", "external", "idle")
+
 
 class Lengths(NamedTuple):
     """Tokens of one request, at least one each."""
@@ -110,7 +112,7 @@ def measure_waste(
     """
     require("max_steps", max_steps)
     queue = _Queue(baseline, requests)
-    totals = dict.fromkeys(_STATES, 0)
+    totals = dict.fromkeys(STATES, 0)
     num_measured = num_steps = batch = 0
     for step in range(max_steps):
         progress(step)
@@ -139,9 +141,6 @@ def measure_waste(
         num_refused=queue.num_refused,
         num_moved_tokens=baseline.num_moved_tokens,
     )
-
-
-_STATES = ("tokens", "reserved", "over_allocated", "rounding", "external", "idle")
 
 
 class _Queue:

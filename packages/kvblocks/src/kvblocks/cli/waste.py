@@ -17,17 +17,17 @@ from kvblocks.cli.progress import ProgressLine
 from kvblocks.cli.tables import render_pairs, render_table, render_text
 from kvblocks.contiguous import power_of_two
 from kvblocks.errors import InvalidTrace, InvalidUsage
+from kvblocks.report.waste import waste_page
 from kvblocks.simulate import LENGTHS_BLOCK_SIZE
 from kvblocks.sizing import require
 from kvblocks.traces import Trace
 from kvblocks.units import format_bytes, parse_bytes, parse_count
-from kvblocks.waste import Lengths, Waste, measure_waste, sharegpt_like
+from kvblocks.waste import STATES, Lengths, Waste, measure_waste, sharegpt_like
 
 _DEFAULT_STEPS = 10_000
 _DEFAULT_GROWTH = 256
 _SYNTHETIC_MAX_LENGTH = 2048
 _NUM_LONGEST = 8  # as many of the longest requests as the default memory holds
-_SHARES = ("tokens", "reserved", "over_allocated", "rounding", "external", "idle")
 _OF_HITS = (
     "policy",
     "measure_last",
@@ -36,7 +36,6 @@ _OF_HITS = (
     "arrivals",
     "prefill_rate",
     "decode_rate",
-    "html",
 )
 _OF_WASTE = ("baseline", "seed", "max_length", "steps", "growth", "bytes_per_token")
 _ABOUT = (
@@ -118,10 +117,20 @@ def run_waste(options: argparse.Namespace, trace: Trace | None) -> None:
             name: _measured(name, options, requests, memory, progress)
             for name in options.baseline or NAMES
         }
+    pairs, rows = _givens(requests, memory, found), _rows(options, found)
+    if options.html:
+        options.html.write_text(waste_page(found, pairs, _ABOUT, rows), "utf-8")
     if options.json:
         print(json.dumps(_as_json(options, requests, memory, found), indent=2))
     else:
-        print(_shown(options, requests, memory, found))
+        width = terminal_width()
+        headers, *cells = rows
+        parts = (
+            render_pairs(pairs),
+            render_table(headers, cells, width),
+            render_text(_ABOUT, width),
+        )
+        print("\n\n".join(parts))
 
 
 def _synthetic(options: argparse.Namespace) -> _Requests:
@@ -222,19 +231,37 @@ def _as_json(
     }
 
 
-def _shown(
-    options: argparse.Namespace, requests: _Requests, memory: _Memory, found: Mapping[str, Waste]
-) -> str:
+def _givens(
+    requests: _Requests, memory: _Memory, found: Mapping[str, Waste]
+) -> list[tuple[str, str]]:
+    num_steps = max(waste.num_steps for waste in found.values())
+    return [
+        ("requests", requests.about),
+        ("memory", memory.about),
+        ("steps", f"{num_steps:,}, of which the first quarter is not counted"),
+    ]
+
+
+def _rows(options: argparse.Namespace, found: Mapping[str, Waste]) -> list[list[str]]:
+    """The table: its headers, and a row for each way to hand out memory."""
+
     def moved(waste: Waste) -> str:
         if options.bytes_per_token is None:
             return f"{waste.num_moved_tokens:,} tokens"
         return format_bytes(options.bytes_per_token * waste.num_moved_tokens)
 
-    width = terminal_width()
+    headers = [
+        "baseline",
+        *(state.replace("_", "-") for state in STATES),
+        "at once",
+        "finished",
+        "preempted",
+        "moved",
+    ]
     rows = [
         [
             name,
-            *(f"{100 * getattr(waste, share):.1f}" for share in _SHARES),
+            *(f"{100 * getattr(waste, state):.1f}" for state in STATES),
             f"{waste.mean_batch:.1f}",
             f"{waste.num_finished:,}",
             f"{waste.num_preempted:,}",
@@ -242,23 +269,7 @@ def _shown(
         ]
         for name, waste in found.items()
     ]
-    headers = [
-        "baseline",
-        *(share.replace("_", "-") for share in _SHARES),
-        "at once",
-        "finished",
-        "preempted",
-        "moved",
-    ]
-    num_steps = max(waste.num_steps for waste in found.values())
-    givens = [
-        ("requests", requests.about),
-        ("memory", memory.about),
-        ("steps", f"{num_steps:,}, of which the first quarter is not counted"),
-    ]
-    return "\n\n".join(
-        (render_pairs(givens), render_table(headers, rows, width), render_text(_ABOUT, width))
-    )
+    return [headers, *rows]
 
 
 def _option(name: str) -> str:
