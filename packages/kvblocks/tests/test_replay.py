@@ -19,6 +19,7 @@ from kvblocks import (
     DecodeBatch,
     InvalidConfig,
     InvalidLog,
+    InvalidNamespace,
     InvalidTokens,
     Media,
     OutOfBlocks,
@@ -183,7 +184,10 @@ def test_what_cannot_be_written_is_refused_and_changes_nothing() -> None:
     log = io.StringIO()
     manager = RecordingBlockManager(log, 8, 2)
     before = manager.state_digest(), log.getvalue()
-    for seq_id in (b"a", object(), float("nan")):
+    deep: tuple[object, ...] = ()
+    for _ in range(20_000):
+        deep = (deep,)
+    for seq_id in (b"a", object(), float("nan"), deep):
         with pytest.raises(InvalidLog, match="JSON"):
             manager.allocate(seq_id, [1, 2])
     with pytest.raises(InvalidTokens):
@@ -191,6 +195,52 @@ def test_what_cannot_be_written_is_refused_and_changes_nothing() -> None:
     assert (manager.state_digest(), log.getvalue()) == before
     with pytest.raises(InvalidConfig, match="digest_every"):
         RecordingBlockManager(log, 8, digest_every=0)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda m: m.allocate("b", [1], adapter=("a",)),
+        lambda m: m.allocate("b", [1], adapter=["a", 1]),
+        lambda m: m.pin("p", [1, 2], adapter=("a", 1, 2)),
+        lambda m: m.allocate(["b"], [1]),
+        lambda m: m.fork("a", ["b"]),
+        lambda m: m.unpin(["p"]),
+        lambda m: m.swap_out([["a"]]),
+        lambda m: m.decode_batch().join(["a"]),
+    ],
+)
+def test_what_is_refused_is_not_repeated_as_something_else(
+    call: Callable[[BlockManager], object],
+) -> None:
+    log = io.StringIO()
+    manager = RecordingBlockManager(log, 8, 2, num_host_blocks=4)
+    manager.allocate("a", [1, 2, 3])
+    with pytest.raises((TypeError, InvalidNamespace)):
+        call(manager)
+    replay = Replay(log.getvalue().splitlines())
+    assert [applied.error for applied in replay if applied.op != "decode_batch"] == [None]
+    assert replay.manager.state_digest() == manager.state_digest()
+
+
+def test_a_snapshot_of_a_recording_manager_is_one_of_its_state() -> None:
+    log, manager = recorded(everything)
+    other = BlockManager.restore(manager.snapshot())
+    assert other.state_digest() == manager.state_digest()
+    other.allocate("later", [1])
+    assert list(Replay(log.splitlines()))[-1].op == "free"
+    with pytest.raises(InvalidLog, match="new manager"):
+        RecordingBlockManager.restore(manager.snapshot())
+
+
+def test_numbers_of_other_types_are_written_as_json_has_them() -> None:
+    class Four:
+        def __index__(self) -> int:
+            return 4
+
+    log = io.StringIO()
+    RecordingBlockManager(log, 8, 2, num_host_blocks=Four())
+    assert Replay(log.getvalue().splitlines()).manager.num_host_blocks == 4
 
 
 def test_another_policy_shows_what_would_have_become_of_the_same_calls() -> None:
@@ -223,7 +273,9 @@ HEADER = '{"kvblocks_log": 1, "manager": {"num_blocks": 4, "block_size": 2}}'
         (['{"kvblocks_log": 2, "manager": {}}'], "format of a log must be 1, got 2"),
         (['{"kvblocks_log": 1, "manager": {}}'], "cannot be made"),
         (['{"kvblocks_log": 1, "manager": {"num_blocks": 0}}'], "cannot be made"),
+        (['{"kvblocks_log": 1, "manager": {"num_blocks": 2147483648}}'], "cannot be made"),
         ([HEADER, "", '{"op": "free"'], "line 3: not JSON"),
+        ([HEADER, "[" * 100_000], "line 2: not JSON"),
         ([HEADER, '{"op": "_make_batch"}'], "line 2: op must be one that is recorded"),
         ([HEADER, '{"op": ["free"]}'], "line 2: op must be one that is recorded"),
         ([HEADER, '{"op": "free"}'], "line 2: free cannot be carried out"),

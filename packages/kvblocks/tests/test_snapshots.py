@@ -154,6 +154,7 @@ def test_bytes_that_are_no_snapshot_are_refused() -> None:
         (b"", "other bytes"),
         (b"{}\n", "other bytes"),
         (b"[1]\n", "other bytes"),
+        (b"[" * 100_000 + b"\n", "other bytes"),
         (snapshot[:-1], "checksum"),
         (snapshot[:-9] + b"x" + snapshot[-8:], "checksum"),
         (sealed(b"", kvblocks="0.0.0"), "this version"),

@@ -19,12 +19,12 @@ import json
 import operator
 from array import array
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from kvblocks._version import __version__
 from kvblocks.decode import DecodeBatch
 from kvblocks.errors import InvalidConfig, InvalidLog
-from kvblocks.hashing import Adapter, Media, pack_tokens, read_media
+from kvblocks.hashing import Adapter, Media, make_namespace, pack_tokens, read_media
 from kvblocks.ledger import Ledger
 from kvblocks.manager import BlockManager
 from kvblocks.results import (
@@ -88,8 +88,10 @@ class RecordingBlockManager(BlockManager):
         self._num_batches = 0
         options.pop("digest", None)
         options.pop("clock", None)
-        if "windows" in options:
-            options["windows"] = self.windows  # what was given may have been read once only
+        # What was given may have been read once only, or be a number that JSON has not.
+        options |= {
+            name: getattr(self, name) for name in ("windows", "num_host_blocks") if name in options
+        }
         made_of = {"num_blocks": self.num_blocks, "block_size": self.block_size, **options}
         self._write({"kvblocks_log": LOG_FORMAT, "version": __version__, "manager": made_of})
 
@@ -109,6 +111,7 @@ class RecordingBlockManager(BlockManager):
         """See `BlockManager.allocate`."""
         given = tokens if isinstance(tokens, int) else pack_tokens(tokens)
         items = read_media(media)
+        make_namespace(salt, adapter)
         priority = operator.index(priority)
         num_lookahead_tokens = operator.index(num_lookahead_tokens)
         self._record(
@@ -190,6 +193,7 @@ class RecordingBlockManager(BlockManager):
     ) -> Match:
         """See `BlockManager.pin`."""
         packed, items = pack_tokens(tokens), read_media(media)
+        make_namespace(salt, adapter)
         self._record(
             "pin",
             {"name": name, "tokens": packed.tolist()},
@@ -225,10 +229,25 @@ class RecordingBlockManager(BlockManager):
         self._num_batches += 1
         return _RecordingDecodeBatch(self._ledger, self._record, self._num_batches - 1)
 
+    def snapshot(self) -> bytes:
+        """See `BlockManager.snapshot`: the state without the log, for `BlockManager.restore`."""
+        plain = BlockManager.__new__(BlockManager)
+        vars(plain).update({n: value for n, value in vars(self).items() if n not in _OF_THE_LOG})
+        return plain.snapshot()
+
+    @classmethod
+    def restore(cls, *_: Any, **__: Any) -> NoReturn:
+        """A log begins with a new manager: `BlockManager.restore` goes on without one. `InvalidLog`."""
+        raise InvalidLog("a log must begin with a new manager: restore a BlockManager instead")
+
     # ── writing ──────────────────────────────────────────────────────────────────────────────
 
     def _record(self, op: str, arguments: Mapping[str, Any], **options: Any) -> None:
-        """Write a call that is about to be carried out; options that say nothing are left out."""
+        """Write a call that is about to be carried out; options that say nothing are left out.
+
+        An id that cannot be hashed is a TypeError before: JSON would bring a list back as a tuple.
+        """
+        hash((*(arguments[name] for name in _IDS & arguments.keys()), *arguments.get("seqs", ())))
         if self._num_operations and self._num_operations % self._digest_every == 0:
             self._write({"digest": self.state_digest()})
         said = {key: value for key, value in options.items() if value != _DEFAULTS[key]}
@@ -238,7 +257,7 @@ class RecordingBlockManager(BlockManager):
     def _write(self, record: Mapping[str, Any]) -> None:
         try:
             line = json.dumps(record, separators=(",", ":"), allow_nan=False)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise InvalidLog(f"a recorded call must have values that JSON has: {error}") from None
         self._log.write(line + "\n")
 
@@ -269,6 +288,8 @@ class _RecordingDecodeBatch(DecodeBatch):
         return super().commit(packed)
 
 
+_IDS = {"seq", "child", "name"}
+_OF_THE_LOG = {"_log", "_digest_every", "_num_operations", "_num_batches"}
 _DEFAULTS: Mapping[str, Any] = {
     "salt": None,
     "adapter": None,

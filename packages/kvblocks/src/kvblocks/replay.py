@@ -99,7 +99,7 @@ class Replay:
             if text.strip():
                 try:
                     record = json.loads(text)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise InvalidLog(f"line {line}: not JSON: {error}") from None
                 if not isinstance(record, dict):
                     raise InvalidLog(f"line {line}: a record must be an object, got {text[:40]!r}")

@@ -59,7 +59,7 @@ def load_state(snapshot: bytes, digest: Digest, clock: Clock | None) -> dict[str
     try:
         header = json.loads(line)
         version, policy, checksum = header["kvblocks"], header["policy"], header["sha256"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise InvalidSnapshot(
             "snapshot must be what `snapshot` returned, got other bytes"
         ) from None
