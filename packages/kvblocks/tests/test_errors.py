@@ -128,6 +128,24 @@ CASES: list[tuple[Call, type[KVBlocksError], type[Exception], str]] = [
         ValueError,
         "block_size must be at least 1, got -4",
     ),
+    (
+        lambda _: BlockManager(2**31),
+        kvblocks.InvalidConfig,
+        ValueError,
+        "num_blocks must be at most 2**31 - 1, as block ids are int32, got 2147483648",
+    ),
+    (
+        lambda _: BlockManager(8, num_host_blocks=2**31),
+        kvblocks.InvalidConfig,
+        ValueError,
+        "num_host_blocks must be at most 2**31 - 1, as block ids are int32, got 2147483648",
+    ),
+    (
+        lambda _: BlockManager(2, 2**62),
+        kvblocks.InvalidConfig,
+        ValueError,
+        "num_blocks * block_size must be less than 2**63, as slots are int64, got 2 * 46116860184",
+    ),
 ]
 
 UNKNOWN: list[Call] = [
@@ -185,6 +203,7 @@ def test_an_unknown_sequence_is_named(manager: BlockManager, call: Call) -> None
         lambda m: m.append({"A": 1.0}),
         lambda m: m.complete_step(1.0),
         lambda m: m.ref_count("0"),
+        lambda m: m.ref_count(0.5),
         lambda m: m.allocate([], [1]),
         lambda m: m.fork("A", []),
         lambda m: m.free([]),

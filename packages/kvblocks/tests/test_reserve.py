@@ -122,6 +122,16 @@ def test_a_fork_does_not_share_what_is_reserved() -> None:
     assert manager.stats().num_held_blocks == 2
 
 
+def test_who_has_reserved_and_is_forked_reserves_again() -> None:
+    manager = BlockManager(4, 4)
+    filled(manager, "A", 3)
+    manager.reserve({"A": 8})
+    manager.fork("A", "B")
+    assert manager.can_append({"A": 1}).num_needed_blocks == 1  # for the tail that B holds too
+    manager.reserve({"A": 8})
+    assert manager.can_append({"A": 5}).num_needed_blocks == 0
+
+
 def test_who_is_swapped_out_gives_its_reservation_up() -> None:
     manager = BlockManager(4, 4, num_host_blocks=4)
     filled(manager, "A", 3)

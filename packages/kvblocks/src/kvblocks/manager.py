@@ -74,6 +74,9 @@ from kvblocks.swap import (
 )
 from kvblocks.windows import read_windows
 
+_MAX_BLOCKS = 2**31 - 1
+_MAX_SLOTS = 2**63 - 1
+
 
 class BlockManager(Queries):
     """Block tables, copy-on-write and prefix caching over a pool of fixed-size blocks.
@@ -117,12 +120,7 @@ class BlockManager(Queries):
         self.num_host_blocks = operator.index(num_host_blocks)
         self.prefix_caching = prefix_caching
         self.partial_reuse = partial_reuse
-        if self.num_blocks < 1:
-            raise InvalidConfig(f"num_blocks must be at least 1, got {num_blocks}")
-        if self.block_size < 1:
-            raise InvalidConfig(f"block_size must be at least 1, got {block_size}")
-        if self.num_host_blocks < 0:
-            raise InvalidConfig(f"num_host_blocks must not be negative, got {num_host_blocks}")
+        _check_sizes(self.num_blocks, self.block_size, self.num_host_blocks)
         self.windows = read_windows(windows)
         on_content: dict[str, int] = {
             "partial_reuse": partial_reuse,
@@ -204,8 +202,10 @@ class BlockManager(Queries):
         Until then `append` and decode batches need no block for them, and `truncate` keeps them.
         A block that others hold and that would be written is exchanged now: the answer says what
         to copy, as a plan would. A smaller number than before keeps less from the next `truncate`
-        on, 0 nothing. A fork does not share what is reserved; who is swapped out, or freed, gives
-        it up. A decode batch goes on without a sequence that gets blocks. O(blocks).
+        on, 0 nothing. A fork does not share what is reserved, but it does share a block that is
+        begun, which the first to write copies: reserve again after a fork. Who is swapped out, or
+        freed, gives its reservation up. A decode batch goes on without a sequence that gets blocks.
+        O(blocks).
         `UnknownSequence`, `InvalidLength`, `OutOfBlocks`; `InvalidConfig` where there are windows.
 
         >>> manager = BlockManager(num_blocks=7, block_size=4)
@@ -484,3 +484,23 @@ class BlockManager(Queries):
         manager = cls.__new__(cls)
         vars(manager).update(load_state(snapshot, digest, clock))
         return manager
+
+
+def _check_sizes(num_blocks: int, block_size: int, num_host_blocks: int) -> None:
+    """Refuse sizes that no pool has, or whose blocks and slots have no numbers. `InvalidConfig`."""
+    if num_blocks < 1:
+        raise InvalidConfig(f"num_blocks must be at least 1, got {num_blocks}")
+    if block_size < 1:
+        raise InvalidConfig(f"block_size must be at least 1, got {block_size}")
+    if num_host_blocks < 0:
+        raise InvalidConfig(f"num_host_blocks must not be negative, got {num_host_blocks}")
+    for name, value in {"num_blocks": num_blocks, "num_host_blocks": num_host_blocks}.items():
+        if value > _MAX_BLOCKS:
+            raise InvalidConfig(
+                f"{name} must be at most 2**31 - 1, as block ids are int32, got {value}"
+            )
+    if num_blocks * block_size > _MAX_SLOTS:
+        raise InvalidConfig(
+            f"num_blocks * block_size must be less than 2**63, as slots are int64, got "
+            f"{num_blocks} * {block_size}"
+        )

@@ -6,6 +6,7 @@ Knows how answers are read off the state. Does not know how the state changes: s
 from __future__ import annotations
 
 import hashlib
+import operator
 from array import array
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -168,6 +169,7 @@ class Queries:
 
     def ref_count(self, block_id: int) -> int:
         """How many tables hold a block: counted, O(blocks in all tables). `UnknownBlock`."""
+        block_id = operator.index(block_id)
         if not 0 <= block_id < self.num_blocks:
             raise UnknownBlock(f"block ids are 0..{self.num_blocks - 1}, got {block_id}")
         sequences = self._ledger.sequences.values()
