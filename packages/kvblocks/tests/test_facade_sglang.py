@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvblocks import BlockManager, InvalidLength, InvalidPin, UnknownSequence
+from kvblocks import BlockManager, InvalidConfig, InvalidLength, InvalidPin, UnknownSequence
 from kvblocks.facades.sglang import MatchPrefixParams, RadixKey, SGLangFacade, TreeNode
 
 from .facade_requests import Request, look_up, request
@@ -294,3 +294,8 @@ def test_an_unknown_request_is_refused() -> None:
     cache = make()
     with refused(cache.manager, UnknownSequence):
         cache.release_kv_cache(request("a", range(4)))
+
+
+def test_windows_are_refused() -> None:
+    with pytest.raises(InvalidConfig, match=r"without windows, got \(4,\)"):
+        SGLangFacade(BlockManager(8, 4, windows=[4]))

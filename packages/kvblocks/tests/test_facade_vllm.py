@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvblocks import BlockManager, InvalidLength, InvalidTokens
+from kvblocks import BlockManager, InvalidConfig, InvalidLength, InvalidTokens
 from kvblocks.facades.vllm import KVCacheBlocks, PrefixCacheStats, VLLMFacade
 
 from .facade_requests import LoRA, Picture, Place, Request, request
@@ -387,3 +387,8 @@ def test_a_request_does_not_go_back_behind_what_is_committed() -> None:
     one.num_computed_tokens = 0
     with refused(cache.manager, InvalidLength, "got 0 < 4: free it first"):
         cache.allocate_slots(one, 4)
+
+
+def test_windows_are_refused() -> None:
+    with pytest.raises(InvalidConfig, match=r"without windows, got \(4,\)"):
+        VLLMFacade(BlockManager(8, 4, windows=[4]), 32)

@@ -96,6 +96,13 @@ def test_a_step_of_nobody_is_padding_only(manager: BlockManager) -> None:
     manager.write_slot_mapping(array("q"), manager.append({}))
 
 
+def test_a_buffer_that_is_gone_is_refused(manager: BlockManager) -> None:
+    released = memoryview(bytearray(24)).cast("i", (2, 3))
+    released.release()
+    with refused(manager, InvalidBuffer, "got memoryview: operation forbidden on released"):
+        manager.write_block_tables(released, "AB")
+
+
 def test_a_buffer_is_the_callers_again_afterwards(manager: BlockManager) -> None:
     out = int64(1)
     manager.write_slot_mapping(out, manager.append({"A": [1]}))

@@ -51,9 +51,10 @@ def _open(out: object, typecode: str, *, num_dimensions: int) -> memoryview:
     """Check that a buffer can be written to as what it must be."""
     try:
         view = memoryview(out)  # type: ignore[arg-type]  # which refuses what is none
-    except TypeError:
+    except (TypeError, ValueError, BufferError) as error:
         raise InvalidBuffer(
-            f"out must offer the buffer protocol, as NumPy arrays do, got {type(out).__name__}"
+            f"out must offer the buffer protocol, as NumPy arrays do, got {type(out).__name__}: "
+            f"{error}"
         ) from None
     size = array(typecode).itemsize
     # A signed integer of that size has one letter on one platform, and another elsewhere.

@@ -9,16 +9,18 @@ Knows how that is done as one call, all or nothing. Does not know either engine'
 
 from collections.abc import Sequence
 
-from kvblocks.errors import InvalidLength, OutOfBlocks
+from kvblocks.errors import InvalidConfig, InvalidLength, OutOfBlocks
 from kvblocks.hashing import Adapter, Media
 from kvblocks.manager import BlockManager
 from kvblocks.results import BlockMerge, SequenceId, StepPlan
 
 
 class HeldRequests:
-    """The requests that hold blocks of one manager."""
+    """The requests that hold blocks of one manager. `InvalidConfig` if it has windows."""
 
     def __init__(self, manager: BlockManager) -> None:
+        if manager.windows:
+            raise InvalidConfig(f"a facade needs a manager without windows, got {manager.windows}")
         self.manager = manager
         self._num_known: dict[SequenceId, int] = {}  # positions whose ids the manager has
 
