@@ -205,8 +205,34 @@ def test_a_report_is_written_beside_the_data(
     assert "belady (index)" in page.read_text("utf-8")
 
 
-def test_a_report_that_cannot_be_written_is_one_sentence(trace: str, tmp_path: Path) -> None:
-    page = str(tmp_path / "no" / "report.html")
-    command = [sys.executable, "-m", "kvblocks", "simulate", trace, "--html", page]
+@pytest.mark.parametrize("command", ["simulate", "replay"])
+@pytest.mark.parametrize("name", ["no/report.html", ""])
+def test_a_report_that_cannot_be_written_is_said_before_anything_is_read(
+    command: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, str(tmp_path / "missing"), "--html", str(tmp_path / name)]) == 2
+    shown = capsys.readouterr()
+    assert "--html: must be a file in a folder that is there, got" in shown.err
+    assert shown.err.count("\n") == 1
+
+
+def test_a_disk_that_is_full_is_one_sentence(trace: str) -> None:
+    command = [sys.executable, "-m", "kvblocks", "simulate", trace, "--html", "/dev/full"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+
+
+def test_outputs_that_an_index_cannot_hold_are_said(
+    trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", trace, "--outputs", "hold", "--json"]) == 0
+    assert capsys.readouterr().err == "kvblocks: warning: no outputs are held in index semantics\n"
+
+
+@pytest.mark.parametrize("rate", ["0", "-1", "nan", "inf"])
+def test_a_rate_at_which_nothing_ends_is_refused(
+    rate: str, trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--semantics", "engine", "--arrivals", "timestamps", f"--decode-rate={rate}"]
+    assert main(["simulate", trace, *options]) == 2
+    assert "kvblocks: decode_rate must be above 0 tokens a second, got" in capsys.readouterr().err

@@ -111,6 +111,14 @@ def test_lengths_come_from_a_trace(trace: str, capsys: Capture) -> None:
     assert "(azure), 4 requests in a circle\n" in printed(capsys, trace, *SHORT)
 
 
+def test_short_requests_grow_by_less(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"tokens": [1, 2, 3], "output_length": 6}\n', "utf-8")
+    found = as_json(capsys, str(path), *SHORT)
+    assert found["num_slots"] == 8 * 16
+    assert "grow" in {each["baseline"] for each in found["results"]}
+
+
 def test_blocks_of_memory_are_not_those_of_the_trace(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "trace.jsonl"
     row = {"timestamp": 0, "input_length": 700, "output_length": 20, "hash_ids": [0, 1]}

@@ -171,6 +171,23 @@ def test_a_refused_prompt_is_no_request_and_is_counted(tmp_path: Path) -> None:
         ("[1, 2]", "a record must be an object, got '[1, 2]"),
         ('{"op": "guess", "seq": "b"}', "op must be one that is recorded, got 'guess'"),
         ('{"op": "allocate", "seq": "b"}', "allocate cannot be carried out: KeyError('tokens')"),
+        (
+            '{"op": "allocate", "seq": {}, "tokens": [1]}',
+            "allocate cannot be carried out: TypeError",
+        ),
+        ('{"op": "append", "batch": {"a": 1}}', "append cannot be carried out: "),
+        (
+            '{"op": "commit", "seq": "a", "num_tokens": 1e400, "tokens": []}',
+            "commit cannot be carried out: ",
+        ),
+        ('{"op": "reserve", "lengths": [["a", 1e99]]}', "reserve cannot be carried out: "),
+        (
+            '{"op": "batch.commit", "batch": "x", "tokens": []}',
+            "batch.commit cannot be carried out",
+        ),
+        ('{"op": "allocate", "seq": "b", "tokens": [1], "media": [[0, [{}]]]}', "allocate"),
+        ('{"op": "allocate", "seq": "b", "tokens": [1], "media": [[0, ["z"]]]}', "allocate"),
+        ('{"op": "allocate", "seq": "b", "tokens": [1], "priority": 1e400}', "allocate cannot be"),
         ('{"op": "allocate", "seq": "b", "tokens": []}', "a prompt must have at least 1 token"),
         ('{"op": "allocate", "seq": "b", "tokens": [-1]}', "token ids must be in [0, 2**32)"),
         ('{"op": "allocate", "seq": "b", "tokens": [1], "salt": 5}', "salt must be a string"),

@@ -124,6 +124,7 @@ def test_salts_separate_token_ids(tmp_path: Path) -> None:
         (mooncake_row(hash_ids=None), "hash_ids must be a list, got nothing"),
         (mooncake_row(hash_ids=[1, 2.0]), "hash_ids must hold integers or strings only"),
         (mooncake_row(hash_ids=[True]), "hash_ids must hold integers or strings only"),
+        ('{"hash_ids": [1,', "not JSON: Expecting value at column 17"),
     ],
 )
 def test_a_malformed_row_is_named_and_the_others_are_read(
@@ -141,6 +142,11 @@ def test_a_malformed_row_is_named_and_the_others_are_read(
         ("yesterday,1,1", "TIMESTAMP must be a date and a time, got 'yesterday'"),
         ("2023-11-16 18:17:03,-1,1", "ContextTokens must be an integer, got '-1'"),
         ("2023-11-16 18:17:03,1,", "GeneratedTokens must be an integer, got ''"),
+        (
+            "2023-11-16 18:17:03,1," + "9" * 19,
+            f"GeneratedTokens must be an integer, got '{'9' * 19}'",
+        ),
+        ("2023-11-16 18:17:03,1," + "9" * 200_000, "field larger than field limit (131072)"),
     ],
 )
 def test_a_malformed_row_of_a_table_is_named(row: str, reason: str, tmp_path: Path) -> None:
@@ -177,6 +183,18 @@ def test_a_malformed_request_of_a_session_is_named(
 ) -> None:
     trace = read(tmp_path, session({"t": 0, "in": 1, "hash_ids": []}, {"requests": [row]}))
     assert [str(found) for found in trace.malformed] == [f"request 2.1: {reason}"]
+
+
+@pytest.mark.parametrize(
+    "row", ["[" * 100_000, "9" * 5000, '{"tokens": ' + "[" * 100_000], ids=["deep", "long", "in"]
+)
+@pytest.mark.parametrize("name", ["tokens", "mooncake", "log", "sessions"])
+def test_json_that_no_reader_takes_is_a_malformed_row(name: str, row: str, tmp_path: Path) -> None:
+    trace = read(tmp_path, f"{FORMATS[name].example}{row}\n")
+    (found,) = trace.malformed
+    assert (trace.format, len(trace.requests)) == (name, 1)
+    line = FORMATS[name].example.count("\n") + 1
+    assert str(found).startswith(f"line {line}: not JSON")
 
 
 def test_a_malformed_session_among_others_is_named(tmp_path: Path) -> None:

@@ -24,6 +24,9 @@ from kvblocks.manager import BlockManager
 from kvblocks.recording import LOG_FORMAT
 from kvblocks.results import ALL_SALTS
 
+# What values of the wrong kind raise, wherever in a call they are met.
+_FAULTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
 
 class Applied(NamedTuple):
     """One call that was carried out: what it was, and its answer or the error that it raised.
@@ -80,7 +83,7 @@ class Replay:
                 answer, error = _OPERATIONS[op](self, record), None
             except KVBlocksError as refused:
                 answer, error = None, refused
-            except (KeyError, IndexError, TypeError, ValueError) as fault:
+            except _FAULTS as fault:
                 raise InvalidLog(f"line {line}: {op} cannot be carried out: {fault!r}") from fault
             yield Applied(number, line, op, record, answer, error)
 

@@ -7,6 +7,7 @@ import argparse
 import shutil
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from kvblocks.errors import KVBlocksError
@@ -48,6 +49,14 @@ def typed(read: Callable[[str], T]) -> Callable[[str], T]:
 def listed(read: Callable[[str], T]) -> Callable[[str], list[T]]:
     """A type for values that commas separate."""
     return typed(lambda text: [read(part) for part in text.split(",")])
+
+
+def page_path(text: str) -> Path:
+    """A type for a file to be written at the end: what cannot be must be said at the beginning."""
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"must be a file in a folder that is there, got {text!r}")
+    return path
 
 
 def terminal_width() -> int | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvblocks.block_map import History, observe
-from kvblocks.cli.parser import Subparsers, terminal_width, typed
+from kvblocks.cli.parser import Subparsers, page_path, terminal_width, typed
 from kvblocks.cli.progress import ProgressLine
 from kvblocks.cli.tables import render_table
 from kvblocks.errors import InvalidUsage
@@ -47,7 +47,10 @@ def add_parser(commands: "Subparsers[Any]") -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="also write a picture of all blocks over time"
+        "--html",
+        type=page_path,
+        metavar="FILE",
+        help="also write a picture of all blocks over time",
     )
     parser.set_defaults(run=run)
 

@@ -7,11 +7,10 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from kvblocks.cli.parser import Subparsers, listed, terminal_width, typed
+from kvblocks.cli.parser import Subparsers, listed, page_path, terminal_width, typed
 from kvblocks.cli.progress import ProgressLine
 from kvblocks.cli.tables import render_table
 from kvblocks.cli.waste import add_waste_options, refuse_waste_options, run_waste
@@ -91,7 +90,10 @@ def add_parser(commands: "Subparsers[Any]") -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="also write a report with charts, in one file"
+        "--html",
+        type=page_path,
+        metavar="FILE",
+        help="also write a report with charts, in one file",
     )
     add_waste_options(parser)
     parser.set_defaults(run=run)
@@ -106,6 +108,8 @@ def run(options: argparse.Namespace) -> None:
     refuse_waste_options(options)
     if not options.trace:
         raise InvalidUsage("a TRACE is needed: a file, or with --waste none")
+    if options.outputs == "hold" and options.semantics == "index":
+        print("kvblocks: warning: no outputs are held in index semantics", file=sys.stderr)
     with ProgressLine() as progress:
         trace = _read(options, options.block_size)
         simulation = Simulation(

@@ -73,7 +73,10 @@ def add_waste_options(parser: argparse.ArgumentParser) -> None:
         "--steps", type=count, metavar="N", help=f"of decoding (default: {_DEFAULT_STEPS:,})"
     )
     group.add_argument(
-        "--growth", type=count, metavar="N", help="tokens that `grow` grows by (default: 256)"
+        "--growth",
+        type=count,
+        metavar="N",
+        help="tokens that `grow` grows by (default: 256, less where every request is shorter)",
     )
     group.add_argument(
         "--bytes-per-token", type=typed(parse_bytes), metavar="SIZE", help="to show bytes too"
@@ -204,7 +207,7 @@ def _measured(
         memory.num_slots,
         max_length=requests.max_length,
         block_size=memory.block_size,
-        step=options.growth or _DEFAULT_GROWTH,
+        step=options.growth or min(_DEFAULT_GROWTH, power_of_two(requests.max_length)),
     )
     return measure_waste(baseline, requests.stream(), max_steps=max_steps, progress=progress)
 

@@ -17,6 +17,8 @@ are shown.
 
 from __future__ import annotations
 
+from math import inf
+
 from kvblocks.errors import InvalidTrace
 from kvblocks.policies import make_policy
 from kvblocks.simulate.engine import Job, Service, run_by_timestamps, run_one_by_one
@@ -102,6 +104,9 @@ class Simulation:
         """
         if policy == BELADY:
             raise InvalidTrace(f"{BELADY} knows the future, which the engine semantics cannot")
+        for name, rate in service._asdict().items() if service else ():
+            if not 0 < rate < inf:
+                raise InvalidTrace(f"{name} must be above 0 tokens a second, got {rate}")
         job = Job(
             self.trace.requests,
             self.tree,

@@ -100,7 +100,8 @@ class Replay:
             known = self.job.tree.paths[index][:num_full]
             num_known = BLOCK_SIZE * len(known)
             tokens = array("I", chain.from_iterable(zip(known, known, strict=True)))
-            tokens.extend([UNKNOWN] * (num_prompt - num_known))
+            if num_prompt <= BLOCK_SIZE * self.job.capacity:  # or else it will not be served
+                tokens.extend([UNKNOWN] * (num_prompt - num_known))
         return Prompt(
             tokens,
             num_prompt,

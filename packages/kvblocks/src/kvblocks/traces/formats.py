@@ -8,7 +8,6 @@ Knows names, the first lines of files and which reader reads them. Does not know
 from __future__ import annotations
 
 import gzip
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, TextIO
 
 from kvblocks.errors import InvalidTrace
 from kvblocks.traces.operations import read_log
-from kvblocks.traces.records import MalformedRow, Trace, merged
+from kvblocks.traces.records import MalformedRow, RowError, Trace, merged, parsed
 from kvblocks.traces.rows import (
     AZURE_COLUMNS,
     TOKEN_KEYS,
@@ -47,8 +46,8 @@ def _rows(head: str) -> list[Any]:
     found = []
     for line in head.splitlines()[:_NUM_LINES_TO_TELL]:
         try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError:
+            found.append(parsed(line))
+        except RowError:
             continue
     return found
 

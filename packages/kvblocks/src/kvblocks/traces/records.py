@@ -5,6 +5,7 @@ Knows the shape of a trace, whichever format it came in. Does not know files or 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from heapq import merge
 from math import isfinite
@@ -67,6 +68,21 @@ class Trace(NamedTuple):
 
 class RowError(ValueError):
     """A row that cannot be read; caught by whoever reads rows, and noted with its place."""
+
+
+def parsed(text: str) -> Any:
+    """The value of a JSON text. `RowError`.
+
+    >>> parsed("[1, 2]")
+    [1, 2]
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        at = f"line {error.lineno}, " if error.lineno > 1 else ""
+        raise RowError(f"not JSON: {error.msg} at {at}column {error.colno}") from None
+    except (ValueError, RecursionError) as error:  # a number too long, or too deep a nesting
+        raise RowError(f"not JSON that can be read: {error}") from None
 
 
 def integer(row: dict[str, Any], key: str, *, at_least: int, default: int | None = None) -> int:

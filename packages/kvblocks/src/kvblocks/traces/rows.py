@@ -6,7 +6,6 @@ Knows what a row of each says. Does not know how the format of a file is told, o
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -23,6 +22,7 @@ from kvblocks.traces.records import (
     count_overlong,
     integer,
     numbered,
+    parsed,
     seconds,
     shown,
 )
@@ -30,6 +30,7 @@ from kvblocks.traces.records import (
 MOONCAKE_BLOCK_SIZE = 512
 TOKENS_BLOCK_SIZE = 16
 TOKEN_KEYS = ("tokens", "token_ids", "prompt_token_ids")
+_MOST_DIGITS = 18
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
@@ -112,7 +113,7 @@ def read_azure(lines: Iterable[str], name: str, _block_size: int | None) -> Trac
     for place, line in rows:
         try:
             requests.append(_azure_request(next(csv.reader([line])), columns))
-        except RowError as error:
+        except (RowError, csv.Error) as error:
             malformed.append(MalformedRow(place, str(error)))
     return Trace("azure", None, tuple(requests), tuple(malformed))
 
@@ -126,9 +127,10 @@ def _azure_request(values: list[str], columns: list[str]) -> Request:
     except ValueError:
         raise RowError(f"TIMESTAMP must be a date and a time, got {row['TIMESTAMP']!r}") from None
     for column in AZURE_COLUMNS[1:]:
-        text = row[column].strip()
         # A number that a spreadsheet wrote as 12.0 is still a number of tokens.
-        row[column] = int(text.removesuffix(".0")) if text.removesuffix(".0").isdecimal() else text
+        digits = row[column].strip().removesuffix(".0")
+        is_count = digits.isdecimal() and len(digits) <= _MOST_DIGITS
+        row[column] = int(digits) if is_count else row[column].strip()
     # Without a zone, days have 24 hours: a zone would bring the reader's clock changes in.
     timestamp = (when.replace(tzinfo=None) - datetime(1970, 1, 1)).total_seconds()  # noqa: DTZ001 -- see above
     return Request(
@@ -145,9 +147,7 @@ def _read_json_rows(
     malformed: list[MalformedRow] = []
     for place, line in numbered(lines):
         try:
-            requests.append(read(json.loads(line)))
-        except json.JSONDecodeError as error:
-            malformed.append(MalformedRow(place, f"not JSON: {error.msg} at column {error.colno}"))
+            requests.append(read(parsed(line.rstrip())))
         except RowError as error:
             malformed.append(MalformedRow(place, str(error)))
     return tuple(requests), tuple(malformed)

@@ -5,7 +5,6 @@ Knows its fields, and agents that an agent starts. Does not know how a file is t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from kvblocks.traces.records import (
     integer,
     merged,
     numbered,
+    parsed,
     seconds,
     shown,
 )
@@ -52,19 +52,15 @@ def _parts(text: str) -> Iterable[tuple[str, str]]:
     """The text as a whole if its first line is no JSON by itself, or else its lines."""
     first = text.lstrip().partition("\n")[0]
     try:
-        json.loads(first)
-    except json.JSONDecodeError:
+        parsed(first)
+    except RowError:
         return [("", text)]
     lines = list(numbered(text.splitlines()))
     return lines if len(lines) > 1 else [("", text)]
 
 
 def _session(text: str, place: str, name: str) -> Trace:
-    try:
-        session = json.loads(text)
-    except json.JSONDecodeError as error:
-        at = f"line {error.lineno}, " if not place else ""
-        raise RowError(f"not JSON: {error.msg} at {at}column {error.colno}") from None
+    session = parsed(text.rstrip())
     if not isinstance(session, dict) or not isinstance(session.get("requests"), list):
         raise RowError(
             f"a session must be a JSON object with a list of requests, got {shown(session)}"
