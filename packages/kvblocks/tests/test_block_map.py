@@ -118,3 +118,5 @@ def test_the_changes_of_all_frames_give_the_map_at_the_end(num_frames: int) -> N
         assert uses.get(block, use) == use
     assert all(sum(frame.counts) == 24 for frame in history.frames)
     assert history.frames[-1].number == history.num_calls
+    num_evicted = managers[0].stats().num_evicted_blocks
+    assert 0 < num_evicted == sum(frame.num_evicted for frame in history.frames)

@@ -146,6 +146,24 @@ def test_of_many_sequences_those_are_drawn_that_fork(
     assert "forked from s149 by call 151" in page
 
 
+def test_a_call_says_how_many_blocks_it_evicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(
+        '{"kvblocks_log": 1, "manager": {"num_blocks": 3, "block_size": 2}}\n'
+        '{"op": "allocate", "seq": "a", "tokens": [1, 2, 3, 4]}\n'
+        '{"op": "append", "batch": [["a", 4]]}\n'
+        '{"op": "commit", "seq": "a", "num_tokens": 4, "tokens": []}\n'
+        '{"op": "free", "seq": "a"}\n'
+        '{"op": "allocate", "seq": "b", "tokens": [5, 6, 7, 8, 9]}\n',
+        "utf-8",
+    )
+    page = drawn(path, tmp_path, capsys)
+    assert page.count("blocks evicted)") == 2  # in the data, and as shown at first
+    assert "(2 blocks evicted)" in page
+
+
 STEPS = """
 const slider = document.getElementById("frame"), map = document.getElementById("blocks");
 const move = (to) => { slider.value = to; slider.dispatchEvent(new Event("input")); };

@@ -33,12 +33,16 @@ class Use(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """What a call changed: which blocks are used otherwise, and how many blocks are of each kind."""
+    """What calls changed: which blocks are used otherwise, and how many blocks are of each kind.
+
+    `num_evicted`: blocks whose content was given up since the frame before.
+    """
 
     number: int
     text: str
     changes: dict[int, Use]
     counts: tuple[int, ...]
+    num_evicted: int
 
 
 @dataclass
@@ -125,24 +129,27 @@ def observe(
     for applied in replay:
         _note_lives(history.lives, alive, applied)
         if applied.number % every == 0:
-            uses = _add_frame(history, uses, block_map(replay.manager), applied)
+            uses = _add_frame(history, uses, replay.manager, applied)
         seen(applied)
     if applied is not None:
         history.num_calls = applied.number
         if applied.number % every:
-            _add_frame(history, uses, block_map(replay.manager), applied)
+            _add_frame(history, uses, replay.manager, applied)
     return history
 
 
 def _add_frame(
-    history: History, before: Sequence[Use], uses: list[Use], applied: Applied
+    history: History, before: Sequence[Use], manager: BlockManager, applied: Applied
 ) -> list[Use]:
+    uses = block_map(manager)
     changes = {
         block: use for block, (use, old) in enumerate(zip(uses, before, strict=True)) if use != old
     }
     counted = Counter(use.kind for use in uses)
     counts = tuple(counted[kind] for kind in range(len(KINDS)))
-    history.frames.append(Frame(applied.number, call_text(applied), changes, counts))
+    num_evicted = manager.stats().num_evicted_blocks
+    num_evicted -= sum(frame.num_evicted for frame in history.frames)
+    history.frames.append(Frame(applied.number, call_text(applied), changes, counts, num_evicted))
     return uses
 
 

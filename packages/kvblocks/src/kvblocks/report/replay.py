@@ -88,7 +88,8 @@ def _blocks(history: History) -> str:
 
 def _frame_text(history: History, index: int) -> str:
     frame = history.frames[index]
-    return f"after call {frame.number:,}: {frame.text}"
+    evicted = f" ({frame.num_evicted:,} blocks evicted)" if frame.num_evicted else ""
+    return f"after call {frame.number:,}: {frame.text}{evicted}"
 
 
 def _frames_as_json(history: History, shown: int) -> str:
