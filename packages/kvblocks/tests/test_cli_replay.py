@@ -146,6 +146,21 @@ def test_of_many_sequences_those_are_drawn_that_fork(
     assert "forked from s149 by call 151" in page
 
 
+def test_lines_are_named_and_calls_counted_as_they_stand_in_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(
+        '\n{"kvblocks_log": 1, "manager": {"num_blocks": 3, "block_size": 2}}\n\n'
+        '{"op": "allocate", "seq": "a\u2028", "tokens": [1]}\n\n{\n',
+        "utf-8",
+    )
+    assert main(["replay", str(path)]) == 2
+    assert "kvblocks: line 6: not JSON" in capsys.readouterr().err
+    assert main(["replay", str(path), "--until", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_calls"] == 1
+
+
 def test_a_call_says_how_many_blocks_it_evicted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

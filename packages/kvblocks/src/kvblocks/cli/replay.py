@@ -114,15 +114,15 @@ class _Calls:
 
 
 def _lines(path: Path, until: int | None) -> list[str]:
-    lines = [line for line in read_text(str(path)).splitlines() if line.strip()]
+    lines = read_text(str(path)).split("\n")  # empty ones too: they count where a line is named
     return lines if until is None else _up_to(lines, until)
 
 
 def _up_to(lines: list[str], until: int) -> list[str]:
     """The header and so many calls, with the digests between them."""
-    number = 0
-    for index, line in enumerate(lines[1:], 1):
-        number += not line.startswith('{"digest"')
+    number = -1
+    for index, line in enumerate(lines):
+        number += bool(line.strip()) and not line.startswith('{"digest"')
         if number > until:
             return lines[:index]
     return lines
