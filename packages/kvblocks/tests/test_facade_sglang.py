@@ -299,3 +299,18 @@ def test_an_unknown_request_is_refused() -> None:
 def test_windows_are_refused() -> None:
     with pytest.raises(InvalidConfig, match=r"without windows, got \(4,\)"):
         SGLangFacade(BlockManager(8, 4, windows=[4]))
+
+
+def test_what_was_allocated_beside_is_left_alone() -> None:
+    cache = make()
+    beside = request("beside", range(6))
+    cache.manager.allocate("beside", range(6))
+    cache.manager.append({"beside": 6})
+    with refused(cache.manager, UnknownSequence, "no sequence 'beside' of this facade"):
+        cache.alloc(1, req=beside)
+    with refused(cache.manager, UnknownSequence):
+        cache.checkpoint(beside, up_to=6)
+    with refused(cache.manager, UnknownSequence):
+        cache.free_segment(req=beside, start_pos=3)
+    with refused(cache.manager, UnknownSequence):
+        cache.release_kv_cache(beside)

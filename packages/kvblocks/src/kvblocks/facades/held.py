@@ -9,7 +9,7 @@ Knows how that is done as one call, all or nothing. Does not know either engine'
 
 from collections.abc import Sequence
 
-from kvblocks.errors import InvalidConfig, InvalidLength, OutOfBlocks
+from kvblocks.errors import InvalidConfig, InvalidLength, OutOfBlocks, UnknownSequence
 from kvblocks.hashing import Adapter, Media
 from kvblocks.manager import BlockManager
 from kvblocks.results import BlockMerge, SequenceId, StepPlan
@@ -44,7 +44,7 @@ class HeldRequests:
 
         A new request begins at `start`, and [0, start) must be cached, no less and no more. It is
         served only if its table could have `room` blocks. O(start + blocks taken).
-        `InvalidLength`, `InvalidTokens`.
+        `InvalidLength`, `InvalidTokens`; `UnknownSequence` for one that was allocated beside.
         """
         if stop <= start:
             raise InvalidLength(f"at least 1 position must be new, got {start}..{stop}")
@@ -67,6 +67,7 @@ class HeldRequests:
         return self.manager.append({seq_id: stop - start})
 
     def _grow(self, seq_id: SequenceId, stop: int, room: int) -> StepPlan | None:
+        self._require_held(seq_id)
         num_missing = stop - self.manager.num_computed_tokens(seq_id)
         batch = {seq_id: num_missing} if num_missing > 0 else {}
         if room:
@@ -83,10 +84,12 @@ class HeldRequests:
     ) -> tuple[BlockMerge, ...]:
         """Declare [0, num_tokens) written; returns which blocks of the table were exchanged.
 
-        Less than what is committed changes nothing. O(ids that are new). `InvalidLength`.
+        Less than what is committed changes nothing. O(ids that are new). `UnknownSequence`,
+        `InvalidLength`.
         """
         if num_tokens <= self.manager.num_committed_tokens(seq_id):
             return ()
+        self._require_held(seq_id)
         num_known = self._num_known[seq_id]
         merges = self.manager.commit(seq_id, num_tokens, ids[num_known:num_tokens])
         self._num_known[seq_id] = max(num_known, num_tokens)
@@ -94,10 +97,17 @@ class HeldRequests:
 
     def truncate(self, seq_id: SequenceId, num_tokens: int) -> None:
         """Forget positions that are not committed. `UnknownSequence`, `InvalidLength`."""
+        self._require_held(seq_id)
         self.manager.truncate(seq_id, num_tokens)
         self._num_known[seq_id] = min(self._num_known[seq_id], num_tokens)
 
     def free(self, seq_id: SequenceId) -> None:
         """Give a request up. `UnknownSequence`."""
+        self._require_held(seq_id)
         self.manager.free(seq_id)
         del self._num_known[seq_id]
+
+    def _require_held(self, seq_id: SequenceId) -> None:
+        """Leave sequences alone that others allocated on the same manager. `UnknownSequence`."""
+        if seq_id not in self._num_known:
+            raise UnknownSequence(f"no sequence {seq_id!r} of this facade")
