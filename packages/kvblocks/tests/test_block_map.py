@@ -120,3 +120,16 @@ def test_the_changes_of_all_frames_give_the_map_at_the_end(num_frames: int) -> N
     assert history.frames[-1].number == history.num_calls
     num_evicted = managers[0].stats().num_evicted_blocks
     assert 0 < num_evicted == sum(frame.num_evicted for frame in history.frames)
+
+
+def test_copies_in_windows_are_noted_too() -> None:
+    log = io.StringIO()
+    manager = RecordingBlockManager(log, 24, 2, windows=(3,))
+    manager.allocate("a", [1, 2, 3])
+    manager.append({"a": 3})
+    manager.commit("a", 3)
+    manager.fork("a", "b")
+    copies = manager.append({"a": [4], "b": [5]}).copies
+    history = observe(Replay(log.getvalue().splitlines()), 5, 9)
+    assert len(copies) == 2
+    assert [copy[1:] for copy in history.lives[0].copies] == [copy[:2] for copy in copies]

@@ -1,9 +1,12 @@
 """The command line as a whole: exit codes, streams, and what a stranger types."""
 
+import io
 import json
 import re
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +80,59 @@ def test_a_reader_that_leaves_is_no_error_to_speak_of() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
+
+
+def test_a_terminal_that_is_no_text_file_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", shown)
+    assert main(["--version"]) == 0
+    assert shown.getvalue().strip() == kvblocks.__version__
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "kvblocks: interrupted\n"),
+        (BrokenPipeError(), 141, ""),
+        (OSError("disk full"), 1, "kvblocks: disk full\n"),
+    ],
+)
+def test_what_the_system_raises_becomes_an_exit_code(
+    raised: BaseException,
+    code: int,
+    said: str,
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    def fail(_options: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("kvblocks.cli.plan.run", fail)
+    with (tmp_path / "out").open("w", encoding="utf-8") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert main(["plan"]) == code
+        out.write("what comes too late goes nowhere")
+        if not isinstance(raised, KeyboardInterrupt):
+            out.flush()
+            assert (tmp_path / "out").read_text("utf-8") == ""
+    assert capsys.readouterr().err == said
+
+
+def test_the_package_runs_as_a_program(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["kvblocks", "--version"])
+    with pytest.raises(SystemExit) as exit_:
+        runpy.run_module("kvblocks", run_name="__main__")
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out.strip() == kvblocks.__version__
+
+
+def test_a_page_is_written_into_a_folder_that_is_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page = str(tmp_path / "missing" / "page.html")
+    assert main(["replay", "log.jsonl", "--html", page]) == 2
+    assert "must be a file in a folder that is there" in capsys.readouterr().err

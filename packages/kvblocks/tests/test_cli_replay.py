@@ -205,3 +205,10 @@ def test_a_browser_moves_through_the_calls(
     assert str(body["data-tip"]).startswith("block 1: ")
     assert body["data-gone"] == "true"
     assert body["data-again"] == body["data-last"]
+
+
+def test_a_log_without_calls_has_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"kvblocks_log": 1, "manager": {"num_blocks": 5, "block_size": 2}}', "utf-8")
+    assert "<svg" not in drawn(path, tmp_path, capsys)
+    assert json.loads(run(capsys, path, "--json", "--until", 10**6)[1])["num_calls"] == 0

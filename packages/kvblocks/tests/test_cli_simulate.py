@@ -236,3 +236,25 @@ def test_a_rate_at_which_nothing_ends_is_refused(
     options = ["--semantics", "engine", "--arrivals", "timestamps", f"--decode-rate={rate}"]
     assert main(["simulate", trace, *options]) == 2
     assert "kvblocks: decode_rate must be above 0 tokens a second, got" in capsys.readouterr().err
+
+
+def test_lengths_alone_have_no_ceiling(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:17:03.9799600,48,10\n2023-11-16 18:17:04.0,48,10\n",
+        "utf-8",
+    )
+    out = printed(
+        capsys, str(path), "--capacity", "9", "--semantics", "engine", "--measure-last", "0.5"
+    )
+    assert "measured from request 2 on" in out
+    assert "ceiling" not in out
+
+
+def test_json_has_the_load_where_requests_overlap(
+    trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--capacity", "9", "--semantics", "engine", "--arrivals", "timestamps", "--json"]
+    (found,) = json.loads(printed(capsys, trace, *options))["results"]
+    assert found["load"]["peak_running_requests"] >= 1

@@ -240,6 +240,7 @@ def test_a_reset_of_everything_clears_all_blocks() -> None:
     filled(manager, "a", [1, 2, 3])
     manager.take_events()
     manager.reset_prefix_cache()
+    manager.check()
     assert manager.take_events() == [AllBlocksCleared()]
 
 

@@ -87,6 +87,16 @@ def test_queried_and_cached_tokens_are_counted() -> None:
     assert (stats.num_queried_tokens, stats.num_cached_tokens) == (18, 8)
 
 
+def test_the_hit_rate_is_the_share_of_queried_tokens_that_were_cached() -> None:
+    manager = BlockManager(8, 2)
+    assert manager.stats().hit_rate == 0
+    for name in "ab":
+        manager.allocate(name, [1, 2, 3, 4])
+        manager.append({name: 4 - manager.num_computed_tokens(name)})
+        manager.commit(name, 4)
+    assert manager.stats().hit_rate == 2 / 8
+
+
 # ── leaks ────────────────────────────────────────────────────────────────────────────────────
 
 

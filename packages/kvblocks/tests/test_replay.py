@@ -25,7 +25,7 @@ from kvblocks import (
     OutOfBlocks,
 )
 from kvblocks.recording import RecordingBlockManager
-from kvblocks.replay import Replay, find_difference
+from kvblocks.replay import Replay, _differences, find_difference
 
 from .driver import Driver
 
@@ -318,3 +318,22 @@ def test_managers_that_would_evict_in_another_order_differ() -> None:
     log, _ = recorded(work)
     lines = log.splitlines()
     assert find_difference(lines, [*lines[:-2], lines[-1], lines[-2]]) is not None
+
+
+def test_states_that_differ_in_what_is_out_of_the_pool_or_in_order_alone_are_described() -> None:
+    def freed(*names: str) -> BlockManager:
+        manager = BlockManager(8, 2, num_host_blocks=2)
+        for name in "ab":
+            manager.allocate(name, [ord(name), 2, 3])
+            manager.append({name: 3})
+            manager.commit(name, 3)
+        for name in names:
+            manager.free(name)
+        return manager
+
+    one, other = freed("a", "b"), freed("b", "a")
+    assert one.state_digest() != other.state_digest()
+    assert list(_differences(one, other)) == ["the order in which blocks are handed out or evicted"]
+    one, other = freed(), freed()
+    one.swap_out(["a"])
+    assert "sequence 'a', blocks: swapped out, and [0, 1]" in list(_differences(one, other))

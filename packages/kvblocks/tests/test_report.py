@@ -209,3 +209,8 @@ def test_a_browser_draws_and_prints_the_report(page: Callable[[], str], tmp_path
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
     browse(tmp_path, page(), "", f"--print-to-pdf={tmp_path / 'page.pdf'}")
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_part_that_is_too_narrow_for_its_size_shows_it_on_focus_alone() -> None:
+    drawn = bar_chart([Bar("a", [1000, 1])], ["held", "lost"], label="Waste.")
+    assert drawn.count('text-anchor="middle"') == 1

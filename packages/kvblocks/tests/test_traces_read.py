@@ -325,3 +325,9 @@ def test_what_is_not_text_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidTrace, match="must be UTF-8 text"):
         read_trace(path)
+
+
+def test_a_prompt_without_blocks_says_nothing_of_their_size(tmp_path: Path) -> None:
+    trace = read(tmp_path, mooncake_row(hash_ids=[]) + mooncake_row(input_length=9, hash_ids=[1]))
+    assert [request.blocks for request in trace.requests] == [[], [1]]
+    assert trace.block_size == 512

@@ -169,10 +169,14 @@ def _note_lives(lives: list[Life], alive: dict[SequenceId, int], applied: Applie
     elif applied.op == "free":
         lives[alive.pop(seq_id)].died = number
     elif isinstance(answer, StepPlan):
-        owner = {block: seq for seq, blocks in answer.new_blocks.items() for block in blocks}
+        owner = {
+            block: seq
+            for group in answer.new_blocks_by_group
+            for seq, blocks in group.items()
+            for block in blocks
+        }
         for source, destination, _ in answer.copies:
-            if destination in owner:
-                lives[alive[owner[destination]]].copies.append((number, source, destination))
+            lives[alive[owner[destination]]].copies.append((number, source, destination))
 
 
 def call_text(applied: Applied) -> str:

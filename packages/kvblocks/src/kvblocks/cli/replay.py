@@ -71,10 +71,9 @@ def run(options: argparse.Namespace) -> None:
         if (value := getattr(options, name)) is not None
     }
     replay = Replay(lines, **changes)
-    calls = _Calls(replay, check=options.check)
     with ProgressLine() as progress:
         progress.begin(str(options.log), len(lines))
-        calls.progress = progress
+        calls = _Calls(replay, progress, check=options.check)
         history = observe(replay, len(lines) - 1, _NUM_FRAMES if options.html else 1, calls)
     if options.html:
         page = replay_page(str(options.log), history, _facts(replay, history), calls.rows())
@@ -91,10 +90,10 @@ def run(options: argparse.Namespace) -> None:
 class _Calls:
     """Counts calls as they go by."""
 
-    def __init__(self, replay: Replay, *, check: bool) -> None:
+    def __init__(self, replay: Replay, progress: ProgressLine, *, check: bool) -> None:
         self.made: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
-        self.progress: ProgressLine | None = None
+        self._progress = progress
         self._manager = replay.manager
         self._check = check
 
@@ -103,8 +102,7 @@ class _Calls:
         self.refused[applied.op] += applied.error is not None
         if self._check:
             self._manager.check()
-        if self.progress:
-            self.progress(applied.number)
+        self._progress(applied.number)
 
     def rows(self) -> list[list[str]]:
         return [

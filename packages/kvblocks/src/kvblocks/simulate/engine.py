@@ -131,8 +131,7 @@ class Replay:
         found = self.manager.allocate(index, prompt.tokens).num_cached_tokens
         if index >= self.job.window.first:
             self.hit_blocks += found // BLOCK_SIZE
-        if prompt.num_prompt > found:
-            self.manager.append({index: prompt.num_prompt - found})
+        self.manager.append({index: prompt.num_prompt - found})  # a token at least is left
         return found // BLOCK_SIZE
 
     def generate(self, index: int, prompt: Prompt) -> None:
