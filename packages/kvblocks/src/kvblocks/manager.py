@@ -87,6 +87,8 @@ class BlockManager(Queries):
     `windows` are groups of layers whose queries read that many keys, their own included: they take
     blocks from the same pool and have tables of their own, without what no later query can read.
 
+    `digest` and `clock` are called in the midst of calls: they may raise, and must not call back.
+
     >>> manager = BlockManager(num_blocks=8, block_size=4)
     >>> manager.allocate("a", [1, 2, 3, 4, 5, 6]).block_ids
     (0, 1)
