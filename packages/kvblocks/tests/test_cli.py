@@ -124,6 +124,7 @@ def test_the_package_runs_as_a_program(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["kvblocks", "--version"])
+    monkeypatch.delitem(sys.modules, "kvblocks.__main__", raising=False)
     with pytest.raises(SystemExit) as exit_:
         runpy.run_module("kvblocks", run_name="__main__")
     assert exit_.value.code == 0

@@ -17,6 +17,7 @@ import pickle
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
+from enum import Enum
 from hashlib import sha256
 from typing import Any
 
@@ -126,6 +127,8 @@ class _Pickler(pickle.Pickler):
             noted = {name: getattr(obj, name) for name in Run.__slots__ if name != "children"}
             made_of = (obj.key, obj.tokens, obj.blocks, obj.parent, obj.serial)
             return Run, made_of, (None, noted)
+        if isinstance(obj, Enum):
+            return type(obj), (obj.value,)  # some versions of Python would call getattr
         if not _is_ours(obj if hasattr(obj, "__qualname__") else type(obj), self._policy):
             raise InvalidSnapshot(
                 f"ids of sequences and names of pins must be plain values to be stored (text, "
