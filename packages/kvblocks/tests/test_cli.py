@@ -12,6 +12,7 @@ import pytest
 
 import kvblocks
 from kvblocks.cli import main
+from kvblocks.cli.parser import terminal_width
 
 PLAN = ("plan", "--bytes-per-token", "128KiB", "--lengths", "17,31,32,33")
 
@@ -137,3 +138,17 @@ def test_a_page_is_written_into_a_folder_that_is_there(
     page = str(tmp_path / "missing" / "page.html")
     assert main(["replay", "log.jsonl", "--html", page]) == 2
     assert "must be a file in a folder that is there" in capsys.readouterr().err
+
+
+def test_tables_are_as_wide_as_the_terminal_and_as_they_like_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "77")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    assert terminal_width() == 77
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert terminal_width() is None
