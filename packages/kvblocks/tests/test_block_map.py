@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvblocks import BlockManager
+from kvblocks import BlockManager, OutOfBlocks
 from kvblocks.block_map import KINDS, History, block_map, life_order, observe
 from kvblocks.recording import RecordingBlockManager
 from kvblocks.replay import Replay
@@ -133,3 +133,14 @@ def test_copies_in_windows_are_noted_too() -> None:
     history = observe(Replay(log.getvalue().splitlines()), 5, 9)
     assert len(copies) == 2
     assert [copy[1:] for copy in history.lives[0].copies] == [copy[:2] for copy in copies]
+
+
+def test_a_frame_says_which_call_it_was_and_why_it_was_refused() -> None:
+    def work(manager: BlockManager) -> None:
+        manager.allocate("a", range(30))
+        with pytest.raises(OutOfBlocks):
+            manager.allocate("b", range(40))
+
+    taken, refused = history_of(work).frames
+    assert taken.text == "allocate(seq='a', tokens=30 items)"
+    assert refused.text.startswith("allocate(seq='b', tokens=40 items): blocks needed: 20, ")
