@@ -8,7 +8,7 @@ import nox
 nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.error_on_external_run = True
-nox.options.sessions = ["tests", "lint", "typecheck", "build", "alone"]
+nox.options.sessions = ["tests", "lint", "typecheck", "build", "alone", "release-check"]
 
 ROOT = Path(__file__).parent
 PACKAGES = ("kvblocks", "kvkernels", "kvruntime")
@@ -56,7 +56,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run all tests: each package's own, and the packages together."""
-    install_packages(session, *groups("test", "clients", "oracles", "nvrtc"))
+    install_packages(session, *groups("test", "build", "clients", "oracles", "nvrtc"))
     install_smollm2(session)
     session.run("pytest", *session.posargs)
 
@@ -73,7 +73,7 @@ def lint(session: nox.Session) -> None:
 def typecheck(session: nox.Session) -> None:
     """Check types with mypy --strict over sources, tests and this file."""
     install_packages(session, *groups("typecheck", "oracles"))
-    session.run("mypy", *CHECKED, "tests", "noxfile.py")
+    session.run("mypy", *CHECKED, "tests", "tools", "noxfile.py")
 
 
 @nox.session
@@ -101,6 +101,14 @@ def alone(session: nox.Session, package: str) -> None:
     script = ROOT / "tests" / "alone" / f"{package}.py"
     session.chdir(session.create_tmp())
     session.run("python", "-I", str(script))
+
+
+@nox.session(name="release-check", requires=["build"])
+def release_check(session: nox.Session) -> None:
+    """Check versions, file lists, metadata and licences: `nox -s release-check -- --tag kvblocks-v0.1.0`."""
+    install(session, *groups("release"))
+    session.run("python", "tools/release_check.py", *session.posargs)
+    session.run("twine", "check", "--strict", *map(str, (ROOT / "dist").iterdir()))
 
 
 @nox.session(default=False)
