@@ -1,12 +1,16 @@
 """A small transformer engine on paged memory: start with `LLM`."""
 
 from kvruntime._version import __version__
+from kvruntime.answer_stream import AnswerStream, Delta
+from kvruntime.async_llm import AsyncLLM, Observer
 from kvruntime.engine import Engine
 from kvruntime.engine_config import EngineConfig
 from kvruntime.errors import (
     CheckpointError,
     CheckpointNotFound,
     EngineBusy,
+    EngineFailed,
+    EngineUnavailable,
     InvalidRequest,
     KVRuntimeError,
     MissingDependency,
@@ -21,20 +25,26 @@ from kvruntime.weights import Checkpoint, load_checkpoint
 
 __all__ = [
     "LLM",
+    "AnswerStream",
+    "AsyncLLM",
     "BeamSearchParams",
     "Checkpoint",
     "CheckpointError",
     "CheckpointNotFound",
     "CompletionOutput",
+    "Delta",
     "Engine",
     "EngineBusy",
     "EngineConfig",
+    "EngineFailed",
     "EngineStats",
+    "EngineUnavailable",
     "Event",
     "FinishReason",
     "InvalidRequest",
     "KVRuntimeError",
     "MissingDependency",
+    "Observer",
     "Request",
     "RequestOutput",
     "SamplingParams",

@@ -6,6 +6,8 @@
     ├── CheckpointError        (ValueError)         a checkpoint that cannot be used
     │   └── CheckpointNotFound (FileNotFoundError)  nothing is there, or a file of it is missing
     ├── EngineBusy             (RuntimeError)       as many requests wait as may wait
+    ├── EngineFailed           (RuntimeError)       the engine failed while it served a request
+    ├── EngineUnavailable      (RuntimeError)       the engine takes no requests now
     ├── InvalidRequest         (ValueError)         a prompt or a setting that cannot be served
     └── MissingDependency      (ImportError)        an optional package is not installed
 
@@ -16,6 +18,8 @@ __all__ = [
     "CheckpointError",
     "CheckpointNotFound",
     "EngineBusy",
+    "EngineFailed",
+    "EngineUnavailable",
     "InvalidRequest",
     "KVRuntimeError",
     "MissingDependency",
@@ -36,6 +40,14 @@ class CheckpointNotFound(CheckpointError, FileNotFoundError):
 
 class EngineBusy(KVRuntimeError, RuntimeError):
     """A request is refused for now: as many wait as may wait. Later it may be served."""
+
+
+class EngineFailed(KVRuntimeError, RuntimeError):
+    """The engine failed in the midst of a request, and takes no more."""
+
+
+class EngineUnavailable(KVRuntimeError, RuntimeError):
+    """The engine is loading, draining, stopped or failed, so that it takes no request."""
 
 
 class InvalidRequest(KVRuntimeError, ValueError):

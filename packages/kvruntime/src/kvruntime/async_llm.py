@@ -1,0 +1,423 @@
+"""An engine in a thread of its own, and requests that come and go while it runs.
+
+The thread alone touches the engine. Everything else hands it functions to run between two steps,
+and is told what became of them on the event loop.
+
+Knows threads, event loops and how tokens become pieces of text. Does not know HTTP, tenants or what
+a client was promised.
+"""
+
+import asyncio
+import contextlib
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Literal, TypeAlias, TypeVar, TypeVarTuple
+
+import torch
+
+from kvruntime.answer_stream import AnswerStream, Delta
+from kvruntime.detokenizer import Detokenizer
+from kvruntime.engine import Engine
+from kvruntime.errors import EngineFailed, EngineUnavailable
+from kvruntime.llm import LLM
+from kvruntime.request import Request
+from kvruntime.request import Sequence as Sample
+from kvruntime.sampling_params import BeamSearchParams, SamplingParams
+from kvruntime.tokenizer import Tokenizer
+
+__all__ = ["AsyncLLM", "Observer", "Status"]
+
+Status = Literal["loading", "ready", "draining", "stopped", "failed"]
+Params: TypeAlias = SamplingParams | BeamSearchParams
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class Observer:
+    """What is told of requests and steps, on the engine's thread; by itself it does nothing.
+
+    Subclasses do, quickly. Seconds are of a monotonic clock. What they raise ends the engine.
+    """
+
+    def admitted(self, seconds: float) -> None:
+        """A request has its first blocks, so long after it was submitted."""
+
+    def first_token(self, seconds: float) -> None:
+        """A request has its first token, so long after it was submitted."""
+
+    def next_token(self, seconds: float) -> None:
+        """An answer has one more token, so long after the one before."""
+
+    def ended(self, seconds: float, reason: str, num_prompt_tokens: int, num_tokens: int) -> None:
+        """A request ended, so long after it was submitted: "stop", "length", "abort" or "error".
+
+        `num_tokens` were generated for all its answers.
+        """
+
+    def stepped(self, engine: Engine, seconds: float) -> None:
+        """The engine took a step, which lasted so long."""
+
+
+class AsyncLLM:
+    """An `LLM` whose engine runs in a thread of its own, for many readers at a time.
+
+    Args:
+        llm: what to serve, or a function that loads it, which the thread calls; until it returns
+            the status is "loading". Nobody else may use the engine from now on.
+        observers: told what happens; more may be appended while nothing runs.
+    """
+
+    def __init__(self, llm: LLM | Callable[[], LLM], *, observers: Sequence[Observer] = ()) -> None:
+        self.observers = list(observers)
+        self._source = llm
+        self._llm = llm if isinstance(llm, LLM) else None
+        self._status: Status = "loading" if self._llm is None else "ready"
+        self._reason = ""
+        self._is_stopped = False
+        self._num_threads = torch.get_num_threads()
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._request_ids = count()
+        self._loaded: Future[None] = Future()
+        # The rest belongs to the thread.
+        self._open: dict[AnswerStream, _OpenRequest] = {}
+        self._drained: list[Future[None]] = []  # who waits until nothing is open
+        self._has_ended = False
+        self._thread = threading.Thread(target=self._run, name="kvruntime-engine", daemon=True)
+        self._thread.start()
+
+    # ── for the event loop ───────────────────────────────────────────────────────────────────
+
+    @property
+    def status(self) -> Status:
+        """Whether requests are taken ("ready"), or why not."""
+        return self._status
+
+    @property
+    def reason(self) -> str:
+        """What failed, where the status is "failed"."""
+        return self._reason
+
+    @property
+    def llm(self) -> LLM:
+        """The model; its tokenizer may be used by any thread, its engine only through `call`."""
+        if self._llm is None:
+            raise EngineUnavailable(f"the model is not there: the engine is {self._status}")
+        return self._llm
+
+    async def submit(
+        self,
+        prompt: str | Sequence[int],
+        params: Params,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AnswerStream:
+        """Queue a request; returns when the engine has taken it.
+
+        `InvalidRequest` for what can never be served, `EngineBusy` where as many wait as may wait,
+        `EngineUnavailable` unless the status is "ready".
+        """
+        self.check_ready()
+        token_ids = self.llm.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        seed = params.seed if isinstance(params, SamplingParams) else 0
+        request = Request(
+            next(self._request_ids),
+            "",
+            token_ids,
+            params,
+            secrets.randbits(64) if seed is None else seed,
+            priority,
+            cache_salt,
+        )
+        stream = AnswerStream(request_id, len(token_ids), self._abort)
+        opened = _OpenRequest(request, stream, self.llm.tokenizer, time.monotonic())
+        try:
+            await self.call(lambda engine: self._add(engine, opened))
+        except asyncio.CancelledError:
+            stream.abort()
+            raise
+        return stream
+
+    async def call(self, function: Callable[[Engine], T]) -> T:
+        """Run a function of the engine on its thread, between two steps, and return its result.
+
+        What the function raises is raised here, and does the engine no harm. An engine that failed
+        can still be asked.
+        """
+        engine = self.llm.engine
+        if self._is_stopped:
+            raise EngineUnavailable("the engine is stopped")
+        future: Future[T] = Future()
+        self._inbox.put(lambda: _carry_out(future, function, engine))
+        return await asyncio.wrap_future(future)
+
+    def check_ready(self) -> None:
+        """Refuse unless requests are taken. `EngineUnavailable`."""
+        if self._status == "failed":
+            raise EngineUnavailable(f"the engine failed: {self._reason}")
+        if self._status != "ready":
+            raise EngineUnavailable(f"the engine is {self._status}")
+
+    async def loaded(self) -> None:
+        """Wait until the status is not "loading" any more."""
+        await asyncio.shield(asyncio.wrap_future(self._loaded))
+
+    async def drain(self, seconds: float | None = None) -> bool:
+        """Take no more requests, and wait for those there are; whether all ended in time."""
+        if self._status in {"loading", "ready"}:
+            self._status = "draining"
+        if self._llm is None or self._is_stopped:
+            return True  # there are none
+        drained: Future[None] = Future()
+        self._inbox.put(lambda: self._tell_drained(drained))
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(drained), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """Abort what runs and end the thread. A model that is still loading is not waited for."""
+        if self._status != "failed":
+            self._status = "stopped"
+        self._is_stopped = True
+        self._inbox.put(self._end)
+        if self._llm is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    # ── for the engine's thread ──────────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        # A setting of each thread, whatever its name says.
+        torch.set_num_threads(self._num_threads)
+        try:
+            engine = self._start()
+        except Exception as error:  # noqa: BLE001 -- `status` and `reason` say it
+            self._fail(error)
+            return
+        finally:
+            self._loaded.set_result(None)
+        while not self._has_ended:
+            is_working = engine.has_work and self._status != "failed"
+            try:
+                self._take_calls(may_wait=not is_working)
+                if is_working:
+                    self._step(engine)
+            except Exception as error:  # noqa: BLE001 -- everybody who waits is answered with it
+                self._fail(error)
+
+    def _start(self) -> Engine:
+        self._llm = self._source if isinstance(self._source, LLM) else self._source()
+        if self._status == "loading":
+            self._status = "ready"
+        return self._llm.engine
+
+    def _take_calls(self, *, may_wait: bool) -> None:
+        """Run what was handed in, in order."""
+        with contextlib.suppress(queue.Empty):
+            self._inbox.get(block=may_wait)()
+            while not self._has_ended:
+                self._inbox.get_nowait()()
+
+    def _step(self, engine: Engine) -> None:
+        started = time.monotonic()
+        engine.step()
+        now = time.monotonic()
+        for opened in list(self._open.values()):
+            self._emit(engine, opened, started, now)
+        for observer in self.observers:
+            observer.stepped(engine, now - started)
+
+    def _emit(self, engine: Engine, opened: "_OpenRequest", started: float, now: float) -> None:
+        """Deliver what a step added to a request."""
+        request, stream = opened.request, opened.stream
+        if request.num_cached_tokens is None:
+            return  # it waits
+        opened.observe(self.observers, started, now)
+        deltas = opened.deltas()
+        if not deltas and not request.is_finished:
+            return
+        if not _call_on(stream.loop, opened.deliver, deltas, request.is_finished):
+            engine.abort(request)
+            self._close(opened, "abort")
+        elif request.is_finished:
+            self._close(opened, opened.end_reason)
+
+    def _add(self, engine: Engine, opened: "_OpenRequest") -> None:
+        self.check_ready()
+        if not opened.stream.is_over:
+            engine.add(opened.request)
+            self._open[opened.stream] = opened
+
+    def _abort(self, stream: AnswerStream) -> None:
+        """Drop a stream's request before the next step. For the event loop."""
+
+        def abort() -> None:
+            if opened := self._open.get(stream):
+                self.llm.engine.abort(opened.request)
+                self._close(opened, "abort")
+
+        self._inbox.put(abort)
+
+    def _close(self, opened: "_OpenRequest", reason: str) -> None:
+        del self._open[opened.stream]
+        self._tell_drained()
+        seconds = time.monotonic() - opened.submitted
+        for observer in self.observers:
+            observer.ended(seconds, reason, opened.stream.num_prompt_tokens, opened.num_tokens)
+
+    def _tell_drained(self, *waiting: Future[None]) -> None:
+        """Tell who waits for it, now or later, that nothing is open."""
+        self._drained += waiting
+        if not self._open:
+            for future in self._drained:
+                if future.set_running_or_notify_cancel():
+                    future.set_result(None)
+            self._drained.clear()
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self._drop_all(EngineUnavailable("the engine was stopped"), "abort")
+
+    def _fail(self, error: Exception) -> None:
+        self._reason = f"{type(error).__name__}: {error}"
+        self._status = "failed"
+        self._drop_all(EngineFailed(f"the engine failed: {self._reason}"), "error")
+
+    def _drop_all(self, error: Exception, reason: str) -> None:
+        for opened in list(self._open.values()):
+            with contextlib.suppress(Exception):  # what failed may be what frees
+                self.llm.engine.abort(opened.request)
+            _call_on(opened.stream.loop, opened.stream.fail, error)
+            self._close(opened, reason)
+
+
+@dataclass(slots=True)
+class _Sent:
+    """How much of one answer has been delivered."""
+
+    detokenizer: Detokenizer
+    num_tokens: int = 0
+    num_characters: int = 0
+    is_finished: bool = False
+
+
+@dataclass(slots=True)
+class _OpenRequest:
+    """A request that runs, the stream it is answered on, and how far that is."""
+
+    request: Request
+    stream: AnswerStream
+    tokenizer: Tokenizer
+    submitted: float
+    is_admitted: bool = False
+    sent: dict[int, _Sent] = field(default_factory=dict)
+    num_seen: dict[int, int] = field(default_factory=dict)  # tokens that observers know, a sample
+    last_seen: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens generated so far, of all its answers."""
+        return sum(sample.num_output_tokens for sample in self.request.sequences)
+
+    @property
+    def end_reason(self) -> str:
+        """What ended a finished request: its length if that ended any answer."""
+        reasons = {sample.finish_reason for sample in self.request.answers()}
+        return "length" if "length" in reasons else "stop"
+
+    def deltas(self) -> list[Delta]:
+        """What is new of each answer; from now on it is not new."""
+        found = (self._delta(index, sample) for index, sample in enumerate(self._shown()))
+        return [delta for delta in found if delta is not None]
+
+    def deliver(self, deltas: Sequence[Delta], is_over: bool) -> None:  # noqa: FBT001 -- by call_soon
+        """Hand deltas to the reader, with what is known of the prompt. On the event loop."""
+        self.stream.num_cached_tokens = self.request.num_cached_tokens or 0
+        self.stream.prompt_logprobs = self.request.prompt_logprobs
+        self.stream.deliver(deltas, is_over=is_over)
+
+    def observe(self, observers: Sequence[Observer], started: float, now: float) -> None:
+        """Tell of a step that began and ended then: who was admitted, which tokens came."""
+        if not self.is_admitted:
+            self.is_admitted = True
+            for observer in observers:
+                observer.admitted(started - self.submitted)
+        for sample in self.request.sequences:
+            if sample.num_output_tokens <= self.num_seen.get(sample.index, 0):
+                continue
+            self.num_seen[sample.index] = sample.num_output_tokens
+            before = self.last_seen.get(sample.index)
+            for observer in observers:
+                if before is not None:
+                    observer.next_token(now - before)
+                elif not self.last_seen:
+                    observer.first_token(now - self.submitted)
+            self.last_seen[sample.index] = now
+
+    def _shown(self) -> Sequence[Sample]:
+        """The answers there are to show; where they are compared, once all have ended."""
+        request = self.request
+        if request.is_finished:
+            return request.answers()
+        is_compared = request.params.num_sequences > request.params.n
+        if request.beam_search is not None or is_compared or not request.is_forked:
+            return ()
+        return request.sequences
+
+    def _delta(self, index: int, sample: Sample) -> Delta | None:
+        sent = self.sent.get(index)
+        if sent is None:
+            detokenizer = sample.detokenizer or Detokenizer(self.tokenizer)
+            sent = self.sent[index] = _Sent(detokenizer)
+        new = sample.token_ids[len(self.request.prompt_token_ids) + sent.num_tokens :]
+        if sent.is_finished or not (new or sample.is_finished):
+            return None
+        if sample.detokenizer is None:
+            for token_id in new:
+                sent.detokenizer.append(token_id)
+        if sample.is_finished:
+            sent.detokenizer.finish()
+        text = sent.detokenizer.stable_text
+        params = self.request.params
+        wants_logprobs = isinstance(params, SamplingParams) and params.logprobs is not None
+        delta = Delta(
+            index,
+            text[sent.num_characters :],
+            tuple(new),
+            tuple(sample.logprobs[sent.num_tokens :]) if wants_logprobs else (),
+            sample.finish_reason,
+            sample.stop_reason,
+        )
+        sent.num_tokens += len(new)
+        sent.num_characters = len(text)
+        sent.is_finished = sample.is_finished
+        return delta
+
+
+def _call_on(
+    loop: asyncio.AbstractEventLoop, function: Callable[[*Ts], object], *arguments: *Ts
+) -> bool:
+    """Let an event loop call a function soon; whether the loop is still there."""
+    try:
+        loop.call_soon_threadsafe(function, *arguments)
+    except RuntimeError:  # it is closed, and so is whoever read there
+        return False
+    return True
+
+
+def _carry_out(future: Future[T], function: Callable[[Engine], T], engine: Engine) -> None:
+    """Run what was asked for, unless who asked has left."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function(engine))
+    except Exception as error:  # noqa: BLE001 -- it belongs to who asked
+        future.set_exception(error)

@@ -1,0 +1,418 @@
+"""An engine in a thread: what readers get, and what is left of those that leave."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvblocks import Stats
+from kvruntime import (
+    LLM,
+    AnswerStream,
+    AsyncLLM,
+    BeamSearchParams,
+    Delta,
+    Engine,
+    EngineBusy,
+    EngineFailed,
+    EngineUnavailable,
+    InvalidRequest,
+    Observer,
+    SamplingParams,
+)
+from kvruntime.steps import SchedulerOutput
+
+MakeLLM = Callable[..., LLM]
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+ENDLESS = SamplingParams(max_tokens=400, temperature=0, ignore_eos=True)
+
+
+@asynccontextmanager
+async def running(llm: LLM | Callable[[], LLM], *observers: Observer) -> AsyncIterator[AsyncLLM]:
+    async_llm = AsyncLLM(llm, observers=observers)
+    try:
+        yield async_llm
+    finally:
+        await async_llm.stop()
+
+
+async def pool(async_llm: AsyncLLM) -> Stats:
+    return await async_llm.call(lambda engine: engine.manager.stats())
+
+
+async def texts(stream: AnswerStream) -> dict[int, str]:
+    found: dict[int, str] = {}
+    async for delta in stream:
+        found[delta.index] = found.get(delta.index, "") + delta.text
+    return found
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        GREEDY,
+        SamplingParams(n=3, max_tokens=30, seed=4, temperature=1.0),
+        SamplingParams(n=2, best_of=4, max_tokens=10, seed=4),
+        SamplingParams(max_tokens=40, seed=1, stop=["e", "the "]),
+        SamplingParams(max_tokens=40, seed=1, stop=["e"], include_stop_str_in_output=True),
+        SamplingParams(max_tokens=8, seed=1, logprobs=2),
+        BeamSearchParams(num_beams=3, n=2, max_tokens=8),
+    ],
+    ids=["greedy", "n", "best_of", "stop", "kept stop", "logprobs", "beams"],
+)
+def test_deltas_together_are_what_generate_returns(
+    make_llm: MakeLLM, params: SamplingParams | BeamSearchParams
+) -> None:
+    [expected] = make_llm().generate("the cache keeps", params)
+
+    async def answer() -> list[Delta]:
+        async with running(make_llm()) as async_llm:
+            stream = await async_llm.submit("the cache keeps", params, request_id="a")
+            merged: dict[int, Delta] = {}
+            async for delta in stream:
+                before = merged.get(delta.index)
+                assert before is None or before.finish_reason is None
+                merged[delta.index] = delta if before is None else before.then(delta)
+            return [merged[index] for index in sorted(merged)]
+
+    deltas = asyncio.run(answer())
+    assert [
+        Delta(
+            output.index,
+            output.text,
+            tuple(output.token_ids),
+            output.logprobs or (),
+            output.finish_reason,
+            output.stop_reason,
+        )
+        for output in expected.outputs
+    ] == deltas
+
+
+def test_a_reader_gets_a_delta_a_token(make_llm: MakeLLM) -> None:
+    """At least where it reads as fast as tokens come: here the engine waits for it."""
+
+    async def read() -> list[Delta]:
+        turn = threading.Semaphore(0)
+
+        class OneAtATime(Observer):
+            def stepped(self, engine: Engine, seconds: float) -> None:  # noqa: ARG002
+                turn.acquire(timeout=10)
+
+        async with running(make_llm(), OneAtATime()) as async_llm:
+            stream = await async_llm.submit([5, 6, 7], GREEDY, request_id="a")
+            deltas = []
+            async for delta in stream:
+                deltas.append(delta)
+                turn.release()
+            return deltas
+
+    deltas = asyncio.run(read())
+    assert [len(delta.token_ids) for delta in deltas] == [1] * 12
+
+
+def test_deltas_are_merged_for_a_slow_reader_and_the_engine_does_not_wait(
+    make_llm: MakeLLM,
+) -> None:
+    async def read() -> list[Delta]:
+        async with running(make_llm()) as async_llm:
+            params = SamplingParams(n=2, max_tokens=50, seed=0, ignore_eos=True)
+            stream = await async_llm.submit([5, 6, 7], params, request_id="slow")
+            await until(async_llm, lambda engine: not engine.has_work)
+            assert (await pool(async_llm)).num_held_blocks == 0
+            return [delta async for delta in stream]
+
+    deltas = asyncio.run(read())
+    assert [(delta.index, len(delta.token_ids)) for delta in deltas] == [(0, 50), (1, 50)]
+
+
+def test_what_of_the_prompt_was_cached_is_told(make_llm: MakeLLM) -> None:
+    async def count() -> list[tuple[int, int]]:
+        async with running(make_llm()) as async_llm:
+            counts = []
+            for request_id in "ab":
+                stream = await async_llm.submit(list(range(10, 50)), GREEDY, request_id=request_id)
+                await texts(stream)
+                counts.append((stream.num_prompt_tokens, stream.num_cached_tokens))
+            return counts
+
+    assert asyncio.run(count()) == [(40, 0), (40, 32)]
+
+
+class TestWhoLeavesFreesItsBlocks:
+    """An abort is carried out before the next step, in whatever state the request is."""
+
+    async def assert_freed(
+        self, async_llm: AsyncLLM, streams: list[AnswerStream], *, before: int
+    ) -> None:
+        step = await async_llm.call(lambda engine: engine.stats().num_steps)
+        for stream in streams:
+            await stream.aclose()
+        after, stats = await async_llm.call(
+            lambda engine: (engine.stats().num_steps, engine.manager.stats())
+        )
+        assert after <= step + 1
+        assert stats.num_held_blocks == stats.num_held_host_blocks == 0
+        assert stats.num_free_blocks + stats.num_cached_blocks == before
+        await async_llm.call(lambda engine: engine.manager.check())
+
+    @pytest.mark.parametrize(
+        "params",
+        [
+            ENDLESS,
+            SamplingParams(n=4, max_tokens=400, seed=0, ignore_eos=True),
+            BeamSearchParams(num_beams=4, max_tokens=400, ignore_eos=True),
+        ],
+        ids=["one", "n", "beams"],
+    )
+    def test_while_decoding(
+        self, make_llm: MakeLLM, params: SamplingParams | BeamSearchParams
+    ) -> None:
+        async def leave() -> None:
+            async with running(make_llm()) as async_llm:
+                stream = await async_llm.submit([5, 6, 7], params, request_id="a")
+                await until(async_llm, lambda engine: engine.stats().num_generated_tokens > 12)
+                await self.assert_freed(async_llm, [stream], before=256)
+
+        asyncio.run(leave())
+
+    def test_while_it_waits_and_while_its_prompt_is_computed(self, make_llm: MakeLLM) -> None:
+        async def leave() -> None:
+            llm = make_llm(max_num_batched_tokens=8, max_num_seqs=1)
+            async with running(llm) as async_llm:
+                first = await async_llm.submit(list(range(10, 300)), ENDLESS, request_id="a")
+                second = await async_llm.submit([5, 6, 7], ENDLESS, request_id="b")
+                await until(async_llm, lambda engine: engine.stats().num_prefill_tokens > 20)
+                await self.assert_freed(async_llm, [second, first], before=256)
+                assert (await async_llm.call(lambda e: e.stats())).num_generated_tokens == 0
+
+        asyncio.run(leave())
+
+    def test_while_it_is_swapped(self, make_llm: MakeLLM) -> None:
+        async def leave() -> None:
+            llm = make_llm(num_blocks=12, block_size=4, preemption="swap", prefix_caching=False)
+            params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+            async with running(llm) as async_llm:
+                streams = [
+                    await async_llm.submit([i, 6, 7], params, request_id=str(i))
+                    for i in range(4, 8)
+                ]
+                await until(async_llm, lambda e: e.manager.stats().num_held_host_blocks > 0)
+                await self.assert_freed(async_llm, streams, before=12)
+
+        asyncio.run(leave())
+
+    def test_before_the_engine_has_taken_it(self, make_llm: MakeLLM) -> None:
+        async def leave() -> None:
+            async with running(make_llm()) as async_llm:
+                task = asyncio.create_task(async_llm.submit([5, 6, 7], ENDLESS, request_id="a"))
+                await asyncio.sleep(0)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                assert (await pool(async_llm)).num_sequences == 0
+                assert not await async_llm.call(lambda engine: engine.has_work)
+
+        asyncio.run(leave())
+
+
+async def until(async_llm: AsyncLLM, holds: Callable[[Engine], bool]) -> None:
+    while not await async_llm.call(holds):
+        pass
+
+
+def test_what_cannot_be_served_is_refused_where_it_is_submitted(make_llm: MakeLLM) -> None:
+    async def submit() -> None:
+        async with running(make_llm(max_num_waiting=1, max_num_seqs=1)) as async_llm:
+            with pytest.raises(InvalidRequest, match="the prompt is empty"):
+                await async_llm.submit([], GREEDY, request_id="a")
+            running_one = await async_llm.submit([5], ENDLESS, request_id="b")
+            await until(async_llm, lambda engine: engine.stats().num_generated_tokens > 0)
+            waiting = await async_llm.submit([6], GREEDY, request_id="c")
+            with pytest.raises(EngineBusy, match="at most 1 answers may wait"):
+                await async_llm.submit([7], GREEDY, request_id="d")
+            await running_one.aclose()
+            assert len((await texts(waiting))[0]) > 0
+
+    asyncio.run(submit())
+
+
+def test_a_call_that_raises_raises_where_it_was_asked_and_nowhere_else(
+    make_llm: MakeLLM,
+) -> None:
+    async def ask() -> None:
+        async with running(make_llm()) as async_llm:
+            with pytest.raises(ZeroDivisionError):
+                await async_llm.call(lambda engine: engine.vocab_size // 0)
+            assert async_llm.status == "ready"
+            assert await texts(await async_llm.submit([5], GREEDY, request_id="a"))
+
+    asyncio.run(ask())
+
+
+def test_an_engine_that_fails_answers_everybody_and_takes_nobody(
+    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make_llm()
+    execute = llm.engine.runner.execute
+
+    def fails_later(output: SchedulerOutput) -> Any:
+        if output.step == 5:
+            raise ValueError("no such layer")
+        return execute(output)
+
+    monkeypatch.setattr(llm.engine.runner, "execute", fails_later)
+
+    async def fail() -> None:
+        async with running(llm) as async_llm:
+            streams = [await async_llm.submit([5, i], ENDLESS, request_id=str(i)) for i in range(3)]
+            for stream in streams:
+                with pytest.raises(EngineFailed, match="ValueError: no such layer"):
+                    await texts(stream)
+            assert async_llm.status == "failed"
+            assert async_llm.reason == "ValueError: no such layer"
+            with pytest.raises(EngineUnavailable, match="no such layer"):
+                await async_llm.submit([5], GREEDY, request_id="d")
+            assert (await pool(async_llm)).num_held_blocks == 0
+
+    asyncio.run(fail())
+
+
+def test_a_model_that_cannot_be_loaded_fails(tmp_path: Path) -> None:
+    async def load() -> None:
+        async with running(lambda: LLM(tmp_path / "nothing")) as async_llm:
+            await async_llm.loaded()
+            assert async_llm.status == "failed"
+            assert "nothing" in async_llm.reason
+
+    asyncio.run(load())
+
+
+def test_nothing_is_taken_while_the_model_loads(make_llm: MakeLLM) -> None:
+    gate = threading.Event()
+
+    def load() -> LLM:
+        gate.wait(timeout=60)
+        return make_llm()
+
+    async def submit() -> None:
+        async with running(load) as async_llm:
+            with pytest.raises(EngineUnavailable, match="the engine is loading"):
+                await async_llm.submit([5], GREEDY, request_id="a")
+            gate.set()
+            await async_llm.loaded()
+            assert await texts(await async_llm.submit([5], GREEDY, request_id="b"))
+
+    asyncio.run(submit())
+
+
+def test_draining_ends_what_runs_and_takes_nothing_new(make_llm: MakeLLM) -> None:
+    async def drain() -> None:
+        async with running(make_llm()) as async_llm:
+            stream = await async_llm.submit([5], GREEDY, request_id="a")
+            draining = asyncio.create_task(async_llm.drain())
+            await asyncio.sleep(0)
+            with pytest.raises(EngineUnavailable, match="the engine is draining"):
+                await async_llm.submit([5], GREEDY, request_id="b")
+            assert await draining
+            assert [delta.finish_reason for delta in [d async for d in stream]][-1] == "length"
+
+    asyncio.run(drain())
+
+
+def test_a_drain_that_takes_too_long_says_so_and_stopping_ends_the_rest(
+    make_llm: MakeLLM,
+) -> None:
+    async def drain() -> None:
+        async with running(make_llm(num_blocks=2000)) as async_llm:
+            params = SamplingParams(n=32, max_tokens=500, seed=0, ignore_eos=True)
+            stream = await async_llm.submit([5], params, request_id="a")
+            assert not await async_llm.drain(seconds=0.01)
+            await async_llm.stop()
+            with pytest.raises(EngineUnavailable, match="the engine was stopped"):
+                await texts(stream)
+            with pytest.raises(EngineUnavailable):
+                await pool(async_llm)
+
+    asyncio.run(drain())
+
+
+def test_a_reader_whose_loop_is_closed_is_dropped(make_llm: MakeLLM) -> None:
+    async_llm = AsyncLLM(make_llm())
+
+    async def submit() -> None:
+        await async_llm.submit([5], ENDLESS, request_id="a")
+
+    async def assert_gone() -> None:
+        await until(async_llm, lambda engine: not engine.has_work)
+        assert async_llm.status == "ready"
+        assert (await async_llm.call(lambda e: e.stats())).num_generated_tokens < 400
+        await async_llm.stop()
+
+    asyncio.run(submit())
+    asyncio.run(assert_gone())
+
+
+class Recorder(Observer):
+    """Keeps what it is told, without the times."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.num_steps = 0
+
+    def admitted(self, seconds: float) -> None:
+        assert seconds >= 0
+        self.seen.append("admitted")
+
+    def first_token(self, seconds: float) -> None:
+        assert seconds >= 0
+        self.seen.append("first")
+
+    def next_token(self, seconds: float) -> None:
+        assert seconds >= 0
+        self.seen.append("next")
+
+    def ended(self, seconds: float, reason: str, num_prompt_tokens: int, num_tokens: int) -> None:
+        assert seconds >= 0
+        self.seen.append(f"{reason} {num_prompt_tokens} {num_tokens}")
+
+    def stepped(self, engine: Engine, seconds: float) -> None:
+        assert seconds >= 0
+        self.num_steps = engine.stats().num_steps
+
+
+def observed(llm: LLM, act: Callable[[AsyncLLM], Awaitable[object]]) -> Recorder:
+    recorder = Recorder()
+
+    async def run() -> None:
+        async with running(llm, recorder) as async_llm:
+            await act(async_llm)
+
+    asyncio.run(run())
+    return recorder
+
+
+def test_observers_see_each_token_and_each_end_once(make_llm: MakeLLM) -> None:
+    async def act(async_llm: AsyncLLM) -> None:
+        params = SamplingParams(n=2, max_tokens=3, seed=0, ignore_eos=True)
+        await texts(await async_llm.submit([5, 6], params, request_id="a"))
+
+    recorder = observed(make_llm(), act)
+    assert recorder.seen == ["admitted", "first", *["next"] * 4, "length 2 6"]
+    assert recorder.num_steps == 3
+
+
+def test_observers_see_who_left(make_llm: MakeLLM) -> None:
+    async def act(async_llm: AsyncLLM) -> None:
+        stream = await async_llm.submit([5, 6], ENDLESS, request_id="a")
+        await anext(aiter(stream))
+        await stream.aclose()
+        await stream.aclose()
+
+    ends = [seen for seen in observed(make_llm(), act).seen if seen.startswith("abort")]
+    assert len(ends) == 1
