@@ -87,6 +87,15 @@ def build(session: nox.Session) -> None:
         )
 
 
+@nox.session(default=False)
+def docs(session: nox.Session) -> None:
+    """Build the site into docs/_build/html; a warning is an error."""
+    install_packages(session, *groups("docs"))
+    target = ROOT / "docs" / "_build" / "html"
+    session.run("sphinx-build", "-W", "-n", "--keep-going", "-E", "docs", str(target))
+    session.log(f"open {target / 'index.html'}")
+
+
 @nox.session(requires=["build"])
 @nox.parametrize("package", PACKAGES)
 def alone(session: nox.Session, package: str) -> None:

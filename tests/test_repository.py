@@ -1,7 +1,6 @@
 """What holds for the repository as a whole: versions, imports and names that agree."""
 
 import ast
-import doctest
 import importlib
 import inspect
 import re
@@ -118,7 +117,3 @@ def test_all_names_what_is_public(package: str) -> None:
 def test_every_module_says_what_it_knows(package: str) -> None:
     for path in modules(package):
         assert ast.get_docstring(ast.parse(path.read_text("utf-8"))), path
-
-
-def test_the_readmes_example_runs() -> None:
-    assert doctest.testfile(str(ROOT / "README.md"), module_relative=False).failed == 0

@@ -116,7 +116,7 @@ class Queries:
 
     @property
     def seq_ids(self) -> tuple[SequenceId, ...]:
-        """The sequences that there are: those in the pool, then those out of it. O(sequences)."""
+        """All sequences, those in the pool before those out of it. O(sequences)."""
         return (*self._ledger.sequences, *self._ledger.swapped)
 
     def block_table(self, seq_id: SequenceId, group: int = 0) -> array[int]:

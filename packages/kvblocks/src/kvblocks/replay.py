@@ -116,7 +116,7 @@ class Replay:
                 self.first_wrong_digest = self.first_wrong_digest or number
 
     def batch(self, number: int) -> DecodeBatch:
-        """The decode batch that was made as the `number`th, from 0 on."""
+        """The decode batch that was made as number `number`, from 0 on."""
         return self._batches[number]
 
     def make_batch(self) -> DecodeBatch:

@@ -53,7 +53,7 @@ class Verdict(NamedTuple):
 
     @property
     def num_missing_blocks(self) -> int:
-        """The shortfall: blocks that are needed and cannot be had now."""
+        """Blocks that are needed and cannot be had now."""
         return max(0, self.num_needed_blocks - self.num_available_blocks)
 
     def __str__(self) -> str:

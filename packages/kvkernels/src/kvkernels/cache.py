@@ -160,7 +160,7 @@ def copy_blocks(caches: Sequence[Any], copies: Iterable[Any], *, stream: Any = N
 
     Args:
         caches: The key and value caches of all layers in any order, for example
-            [*k_caches, *v_caches]: arrays [num_blocks, Hkv, block_size, D] of one pool, so equal
+            `[*k_caches, *v_caches]`: arrays [num_blocks, Hkv, block_size, D] of one pool, so equal
             in num_blocks and block_size; Hkv, D, the dtype and the strides may differ.
         copies: (source, destination, num_tokens) triples, or an integer array [N, 3]. The first
             num_tokens positions of block `source` are copied to block `destination`, and no other
