@@ -2,7 +2,8 @@
 
 Knows exit codes: 0 on success, 2 with one sentence for a user's mistake, 1 with one sentence when the
 system refuses, as a full disk does. Data goes to standard output, everything else to standard error.
-Each command is a module of its own.
+Each command is a module of its own: a thin function that checks its arguments and imports what it
+needs, so that help and a usage error do not wait for torch.
 """
 
 import io

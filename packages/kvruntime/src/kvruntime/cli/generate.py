@@ -5,11 +5,8 @@ from typing import Annotated, cast
 import typer
 
 from kvruntime.cli import options
-from kvruntime.cli.show import show
 from kvruntime.engine_config import Admission, EngineConfig, Eviction, Preemption
 from kvruntime.errors import InvalidRequest
-from kvruntime.llm import LLM
-from kvruntime.report import progress_bars, show_steps
 from kvruntime.sampling_params import SamplingParams
 
 __all__ = ["generate"]
@@ -47,6 +44,10 @@ def generate(
     as_json: options.Json = False,
 ) -> None:
     """Generate text for one prompt or several, batched together."""
+    from kvruntime.cli.show import show
+    from kvruntime.llm import LLM
+    from kvruntime.report import progress_bars, show_steps
+
     if raw and system is not None:
         raise InvalidRequest("--system needs the chat template, so it cannot go with --raw")
     if any(not text.strip() for text in prompt):
