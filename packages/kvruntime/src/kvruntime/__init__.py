@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kvruntime.sampling_params import BeamSearchParams, SamplingParams
     from kvruntime.stats import EngineStats
     from kvruntime.steps import StepRecord
+    from kvruntime.structured_outputs import StructuredOutputsParams
     from kvruntime.weights import Checkpoint, load_checkpoint
 
 _HOMES = {
@@ -53,6 +54,7 @@ _HOMES = {
     "sampling_params": ["BeamSearchParams", "SamplingParams"],
     "stats": ["EngineStats"],
     "steps": ["StepRecord"],
+    "structured_outputs": ["StructuredOutputsParams"],
     "weights": ["Checkpoint", "load_checkpoint"],
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -98,6 +100,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "StepRecord",
+    "StructuredOutputsParams",
     "TokenLogprobs",
     "__version__",
     "load_checkpoint",

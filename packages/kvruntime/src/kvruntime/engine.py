@@ -5,6 +5,7 @@ text only where a stop text is looked for.
 """
 
 from collections.abc import Iterable
+from functools import cached_property
 from itertools import islice
 
 import torch
@@ -14,6 +15,7 @@ from kvruntime.beam_search import BeamSearch, Continuation
 from kvruntime.detokenizer import Detokenizer
 from kvruntime.engine_config import EngineConfig
 from kvruntime.errors import EngineBusy, InvalidRequest
+from kvruntime.guidance import Guidance, Matcher, constrain
 from kvruntime.logits_processors import History, process
 from kvruntime.model_runner import ModelRunner, StepLogits
 from kvruntime.models import Llama
@@ -31,7 +33,7 @@ __all__ = ["Engine"]
 class Engine:
     """Serves requests on one model and one pool of blocks. Belongs to one thread.
 
-    Without a tokenizer, requests with stop texts are refused.
+    Without a tokenizer, requests with stop texts or structured outputs are refused.
     """
 
     def __init__(
@@ -195,6 +197,7 @@ class Engine:
         self._check_token_ids(params.logit_bias)
         if isinstance(params, SamplingParams) and params.stop and self._tokenizer is None:
             raise InvalidRequest("stop texts need a tokenizer, and this engine has none")
+        self._matcher(params)
 
     def _check_token_ids(self, token_ids: Iterable[int]) -> None:
         if strange := [t for t in token_ids if not 0 <= t < self.vocab_size]:
@@ -212,6 +215,7 @@ class Engine:
         children = [self.scheduler.fork(sequence) for _ in range(num_children)]
         for one in (sequence, *children):
             one.detokenizer = self._detokenizer(request.params)
+            one.matcher = self._matcher(request.params)
         return [sequence, *children]
 
     def _detokenizer(self, params: GenerationParams) -> Detokenizer | None:
@@ -224,15 +228,31 @@ class Engine:
             min_tokens=params.min_tokens,
         )
 
+    def _matcher(self, params: GenerationParams) -> Matcher | None:
+        if params.structured_outputs is None:
+            return None
+        return self._guidance.matcher(params.structured_outputs)
+
+    @cached_property
+    def _guidance(self) -> Guidance:
+        if self._tokenizer is None:
+            raise InvalidRequest("structured outputs need a tokenizer, and this engine has none")
+        return Guidance(
+            self._tokenizer, vocab_size=self.vocab_size, eos_token_ids=sorted(self._eos_token_ids)
+        )
+
     def _sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[Request]:
         """Choose a token for each of these samples; the requests that finished with it."""
         processed = process(logits, [self._history(sequence) for sequence in sequences])
+        processed = constrain(processed, logits, [sequence.matcher for sequence in sequences])
         tokens = sample(processed, [_sampling_row(sequence) for sequence in sequences])
         _note_logprobs(logits, sequences, tokens)
         finished = []
         for sequence, token in zip(sequences, tokens, strict=True):
             sequence.token_ids.append(token)
             self._num_generated_tokens += 1
+            if sequence.matcher is not None:
+                sequence.matcher.advance(token)
             if (reason := self._finish_reason(sequence, token)) is not None:
                 self.scheduler.finish(sequence, reason)
                 if sequence.request.is_finished:
@@ -241,12 +261,18 @@ class Engine:
 
     def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
         params, detokenizer = sequence.request.params, sequence.detokenizer
+        matcher = sequence.matcher
+        if matcher is not None and matcher.error:
+            sequence.stop_reason = matcher.error
+            return FinishReason.ERROR
         if detokenizer is not None and detokenizer.append(token):
             sequence.stop_reason = detokenizer.stop_reason
             return FinishReason.STOP
         if token in params.stop_token_ids:
             sequence.stop_reason = token
         if token in self._stop_token_ids(params):
+            return FinishReason.STOP
+        if matcher is not None and matcher.is_finished:
             return FinishReason.STOP
         if (
             sequence.num_output_tokens >= params.max_tokens

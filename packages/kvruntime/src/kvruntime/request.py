@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from kvruntime.beam_search import BeamSearch, Candidates
 from kvruntime.detokenizer import Detokenizer
+from kvruntime.guidance import Matcher
 from kvruntime.sampler import TokenLogprobs
 from kvruntime.sampling_params import BeamSearchParams, SamplingParams
 
@@ -16,10 +17,11 @@ __all__ = ["CompletionOutput", "Event", "FinishReason", "Request", "RequestOutpu
 
 
 class FinishReason(StrEnum):
-    """Why a sample ended, in the words of the OpenAI API."""
+    """Why a sample ended: in the words of the OpenAI API, and "error" for what could not go on."""
 
     STOP = "stop"
     LENGTH = "length"
+    ERROR = "error"
 
 
 class Event(NamedTuple):
@@ -121,6 +123,7 @@ class Sequence:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     cumulative_logprob: float = 0.0
     detokenizer: Detokenizer | None = None
+    matcher: Matcher | None = None  # of a sample with structured outputs
     candidates: Candidates | None = None  # of a beam, until the other beams have theirs
     has_run: bool = False
     is_swapped: bool = False
@@ -173,7 +176,7 @@ class CompletionOutput:
     """One finished answer.
 
     `token_ids` includes the token that ended it, where there is one; `text` ends before the stop
-    text. `stop_reason` is that text, or the stop token. `cumulative_logprob` is the summed
+    text. `stop_reason` is that text, or the stop token, or what the error was. `cumulative_logprob` is the summed
     log-probability of the tokens where `logprobs` or `best_of` asked for it; of a beam, its score.
     """
 

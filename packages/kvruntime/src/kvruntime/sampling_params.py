@@ -7,6 +7,7 @@ from numbers import Integral, Real
 from typing import Literal
 
 from kvruntime.errors import InvalidRequest
+from kvruntime.structured_outputs import StructuredOutputsParams
 
 __all__ = ["BeamSearchParams", "GenerationParams", "SamplingParams"]
 
@@ -26,6 +27,9 @@ class GenerationParams:
         frequency_penalty: subtracted from a logit for each time the output has the token.
         presence_penalty: subtracted from a logit once if the output has the token.
         logit_bias: added to the logits of these token ids; -inf forbids a token.
+        structured_outputs: what the text must be. An answer ends where it is complete, or at
+            `max_tokens` before that. It goes before bias and `min_tokens` where those leave no token
+            that is allowed. Not for beams.
     """
 
     n: int = 1
@@ -37,6 +41,7 @@ class GenerationParams:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         _require_integers(self, "n", "max_tokens", "min_tokens")
@@ -61,6 +66,7 @@ class GenerationParams:
                 f"logit_bias must be a number below infinity, got {value!r} for {token_id}",
             )
         _set(self, "logit_bias", bias)
+        _check_structured_outputs(self.structured_outputs, ignore_eos=self.ignore_eos)
 
     @property
     def num_sequences(self) -> int:
@@ -72,7 +78,8 @@ class GenerationParams:
 class SamplingParams(GenerationParams):
     """One request's sampling, in the field's names.
 
-    Logits are changed in this order: bias, penalties, temperature, min-p, top-k, top-p.
+    Logits are changed in this order: bias, penalties, structured outputs, temperature, min-p, top-k,
+    top-p.
 
     Args:
         best_of: samples to draw, of which the n with the highest log-probability a token are
@@ -85,7 +92,7 @@ class SamplingParams(GenerationParams):
         stop: texts that end a sample where the first of them is complete.
         include_stop_str_in_output: keep the stop text in the answer.
         logprobs: with each token its log-probability and this many of the likeliest tokens;
-            before bias, penalties and temperature. None gives none.
+            before bias, penalties, structured outputs and temperature. None gives none.
         prompt_logprobs: the same for the tokens of the prompt; the first has none.
     """
 
@@ -163,6 +170,7 @@ class BeamSearchParams(GenerationParams):
         GenerationParams.__post_init__(self)
         _require_integers(self, "num_beams")
         _require_numbers(self, "length_penalty")
+        _require(self.structured_outputs is None, "beam search takes no structured_outputs")
         _require(
             self.n <= self.num_beams,
             f"n must be at most num_beams, got {self.n} and {self.num_beams}",
@@ -181,6 +189,18 @@ class BeamSearchParams(GenerationParams):
 def _require(holds: bool, message: str) -> None:  # noqa: FBT001 -- reads as "require (this)"
     if not holds:
         raise InvalidRequest(message)
+
+
+def _check_structured_outputs(value: object, *, ignore_eos: bool) -> None:
+    if value is None:
+        return
+    _require(
+        isinstance(value, StructuredOutputsParams),
+        f"structured_outputs must be StructuredOutputsParams, got {value!r}",
+    )
+    _require(
+        not ignore_eos, "ignore_eos must be False where structured_outputs say where an answer ends"
+    )
 
 
 def _require_integers(params: object, *names: str, allows_none: bool = False) -> None:
