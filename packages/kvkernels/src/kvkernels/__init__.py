@@ -1,8 +1,8 @@
 """Paged attention kernels with one API, for CPU arrays by Numba."""
 
 from kvkernels._version import __version__
-from kvkernels.attention import paged_attention
-from kvkernels.cache import copy_blocks, write_kv
+from kvkernels.attention import cascade_attention, paged_attention
+from kvkernels.cache import copy_blocks, gather_kv, swap_blocks, write_kv
 from kvkernels.cpu.threads import get_num_threads, set_num_threads
 from kvkernels.errors import (
     ArgumentError,
@@ -13,6 +13,7 @@ from kvkernels.errors import (
     ShapeError,
 )
 from kvkernels.reference import paged_attention_reference
+from kvkernels.states import merge_states
 
 __all__ = [
     "ArgumentError",
@@ -22,10 +23,14 @@ __all__ = [
     "PoolIndexError",
     "ShapeError",
     "__version__",
+    "cascade_attention",
     "copy_blocks",
+    "gather_kv",
     "get_num_threads",
+    "merge_states",
     "paged_attention",
     "paged_attention_reference",
     "set_num_threads",
+    "swap_blocks",
     "write_kv",
 ]

@@ -1,19 +1,14 @@
-"""Writing into a paged cache: new tokens, and the copies of copy-on-write.
+"""A paged cache's tokens and blocks on the move: written, read out, copied, and swapped to another pool.
 
-It knows slots and blocks, and not which sequence owns them.
+It knows what the arguments mean: slots and blocks, and not which sequence owns them. A backend checks
+them and does the work.
 """
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
-from kvkernels.arrays import INT64, Array, require, require_writable, view_bits
-from kvkernels.cuda.arrays import is_on_device
-from kvkernels.dtypes import FLOAT32, LARGEST, Dtype, from_float32, to_float32
-from kvkernels.errors import ArgumentError, PoolIndexError, ShapeError
-from kvkernels.layouts import CacheView, require_caches, require_rows, require_write_scale
+from kvkernels.arguments import WriteCall
+from kvkernels.backends import backend_of
 
 
 def write_kv(
@@ -29,6 +24,7 @@ def write_kv(
     v_scale: Any = 1.0,
     kv_dtype: str | None = None,
     stream: Any = None,
+    debug: bool | None = None,
 ) -> None:
     """Write the keys and values of new tokens into their slots of a layer's cache.
 
@@ -48,6 +44,9 @@ def write_kv(
         v_scale: Like k_scale, for values.
         kv_dtype: As in `paged_attention`.
         stream: On a GPU; where to launch. None means the current one of the caches' framework.
+        debug: Whether to check what costs time; None asks KVKERNELS_DEBUG. On a GPU the call then waits
+            for the slots and checks them as on a CPU, where they are always checked; on both, that no
+            slot comes twice.
 
     Raises:
         ArrayError, DtypeError, ShapeError, PoolIndexError: before anything is written.
@@ -61,98 +60,68 @@ def write_kv(
     >>> keys[2, 0, :, 0]
     array([0., 1., 0., 0.], dtype=float32)
     """
-    if is_on_device(k_cache):
-        from kvkernels.cuda import calls as cuda  # noqa: PLC0415  # most callers have no GPU
-
-        cuda.write_kv(
-            *(k, v, k_cache, v_cache, slot_mapping),
-            cos=cos,
-            sin=sin,
-            k_scale=k_scale,
-            v_scale=v_scale,
-            kv_dtype=kv_dtype,
-            stream=stream,
-        )
-        return
-    if stream is not None:
-        raise ArgumentError(f"stream needs arrays in GPU memory, got {type(k_cache).__qualname__}")
-    new_keys, k_dtype = require_rows("k", k, "T, Hkv, D")
-    new_values, v_dtype = require_rows("v", v, "T, Hkv, D")
-    keys, values = require_caches(k_cache, v_cache, kv_dtype)
-    slots = require("slot_mapping", slot_mapping, INT64, "T")
-    require_writable("k_cache", keys.array)
-    require_writable("v_cache", values.array)
-    num_blocks, num_kv_heads, block_size, head_dim = keys.shape
-    shape = (slots.shape[0], num_kv_heads, head_dim)
-    if new_keys.shape != shape or new_values.shape != shape:
-        rule = f"k and v must have the shape [T, Hkv, D] of slot_mapping and caches, {list(shape)}"
-        raise ShapeError(f"{rule}, got {list(new_keys.shape)} and {list(new_values.shape)}")
-    scales = [
-        require_write_scale("k_scale", k_scale, keys),
-        require_write_scale("v_scale", v_scale, values),
-    ]
-    angles = _require_angles(cos, sin, slots.shape[0], head_dim)
-
-    from kvkernels.cpu import cache as cpu  # noqa: PLC0415  # importing Numba is slow
-
-    num_slots = num_blocks * block_size
-    bad = cpu.find_bad_slot(slots, num_slots)
-    if bad >= 0:
-        rule = f"slots must be -1 or in [0, {num_slots}), the pool"
-        raise PoolIndexError(f"{rule}, got {int(slots[bad])} for token {bad}")
-    if angles is not None:
-        new_keys, k_dtype = _rotate(to_float32(new_keys, k_dtype), *angles), FLOAT32
-    cpu.write("k", _to_cache_dtype(new_keys, k_dtype, keys, scales[0], slots), keys, slots)
-    cpu.write("v", _to_cache_dtype(new_values, v_dtype, values, scales[1], slots), values, slots)
+    call = WriteCall(
+        k=k,
+        v=v,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        slot_mapping=slot_mapping,
+        cos=cos,
+        sin=sin,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        kv_dtype=kv_dtype,
+        stream=stream,
+        debug=debug,
+    )
+    backend_of(k_cache).write_kv(call)
 
 
-def _require_angles(
-    cos: Any, sin: Any, num_tokens: int, head_dim: int
-) -> tuple[Array, Array] | None:
-    """Check the angles of a rotation."""
-    if (cos is None) != (sin is None):
-        raise ArgumentError("cos and sin must be given together")
-    if cos is None:
-        return None
-    axes = "T, rotary_dim / 2"
-    angles = require("cos", cos, FLOAT32.bits, axes), require("sin", sin, FLOAT32.bits, axes)
-    for name, given in zip(("cos", "sin"), angles, strict=True):
-        if given.shape != (num_tokens, angles[0].shape[1]):
-            rule = f"{name} must have the shape [{axes}] of k, [{num_tokens}, ...], and of cos"
-            raise ShapeError(f"{rule}, got {list(given.shape)}")
-    if not 1 <= angles[0].shape[1] <= head_dim // 2:
-        rule = f"rotary_dim must be from 2 to head_dim, {head_dim}"
-        raise ShapeError(f"{rule}, got {2 * angles[0].shape[1]}")
-    return angles
+def gather_kv(
+    k_cache: Any,
+    v_cache: Any,
+    block_table: Any,
+    seq_lens: Any,
+    *,
+    k_scale: Any = 1.0,
+    v_scale: Any = 1.0,
+    kv_dtype: str | None = None,
+    stream: Any = None,
+) -> tuple[Any, Any]:
+    """Read the keys and values of sequences out of a paged cache: what `write_kv` wrote.
 
+    Args:
+        k_cache: A cache of any dtype and layout that `paged_attention` takes, in CPU memory.
+        v_cache: Likewise.
+        block_table: Int32 [B, max_blocks], as in `paged_attention`.
+        seq_lens: Int32 [B]: how many tokens of each sequence to read.
+        k_scale: What keys are multiplied with, as in `paged_attention`.
+        v_scale: Likewise for values.
+        kv_dtype: As in `paged_attention`.
+        stream: None: caches in GPU memory are refused.
 
-def _rotate(keys: Array, cos: Array, sin: Array) -> Array:
-    """Rotate the first half of the rotated dimensions with the second, and copy the others."""
-    half = cos.shape[1]
-    first, second = keys[..., :half], keys[..., half : 2 * half]
-    cos, sin = cos[:, None], sin[:, None]
-    rotated = (first * cos - second * sin, second * cos + first * sin, keys[..., 2 * half :])
-    return np.concatenate(rotated, axis=-1)
+    Returns:
+        (keys, values), NumPy arrays [sum(seq_lens), Hkv, D], one sequence after another: float32 if
+        the cache holds 8 bits or there is a scale, else in the cache's dtype (bfloat16 as uint16).
 
+    Raises:
+        ArrayError, DtypeError, ShapeError, ArgumentError, PoolIndexError.
 
-def _to_cache_dtype(
-    rows: Array, dtype: Dtype, cache: CacheView, given: tuple[float, Array | None], slots: Array
-) -> Array:
-    """Return new tokens as a cache holds them; themselves if there is nothing to convert."""
-    scale, scales = given
-    if dtype is cache.dtype and scale == 1 and scales is None:
-        return rows
-    floats = to_float32(rows, dtype)
-    if scales is not None:
-        own = np.abs(floats).max(axis=-1) / np.float32(LARGEST[cache.dtype.name])
-        written, block_size = slots >= 0, cache.shape[2]
-        blocks, offsets = np.divmod(slots[written], block_size)
-        scales[blocks, :, offsets] = own[written]
-        # A vector of zeros has the scale 0.
-        floats = floats / np.where(own == 0, np.float32(1), own)[..., None]
-    elif scale != 1:
-        floats = floats / np.float32(scale)
-    return from_float32(floats, cache.dtype)
+    Cost: one copy of what is read.
+
+    >>> import numpy as np
+    >>> keys = np.arange(12, dtype=np.float32).reshape(3, 1, 4, 1)
+    >>> found, _ = gather_kv(keys, keys, np.array([[2, 0]], np.int32), np.array([6], np.int32))
+    >>> found.ravel()
+    array([ 8.,  9., 10., 11.,  0.,  1.], dtype=float32)
+    """
+    return backend_of(k_cache).gather_kv(
+        *(k_cache, v_cache, block_table, seq_lens),
+        k_scale=k_scale,
+        v_scale=v_scale,
+        kv_dtype=kv_dtype,
+        stream=stream,
+    )
 
 
 def copy_blocks(caches: Sequence[Any], copies: Iterable[Any], *, stream: Any = None) -> None:
@@ -161,7 +130,8 @@ def copy_blocks(caches: Sequence[Any], copies: Iterable[Any], *, stream: Any = N
     Args:
         caches: The key and value caches of all layers in any order, for example
             `[*k_caches, *v_caches]`: arrays [num_blocks, Hkv, block_size, D] of one pool, so equal
-            in num_blocks and block_size; Hkv, D, the dtype and the strides may differ.
+            in num_blocks and block_size; Hkv, D, the dtype and the strides may differ. On a CPU also
+            x-packed keys, and scales [num_blocks, Hkv, block_size], which move with their blocks.
         copies: (source, destination, num_tokens) triples, or an integer array [N, 3]. The first
             num_tokens positions of block `source` are copied to block `destination`, and no other
             position is written. A destination is neither a source nor another's destination, so
@@ -179,59 +149,39 @@ def copy_blocks(caches: Sequence[Any], copies: Iterable[Any], *, stream: Any = N
     >>> keys[2, 0, :, 0]
     array([1., 1., 1., 2.], dtype=float32)
     """
-    on_gpu = bool(len(caches)) and is_on_device(caches[0])
-    arrays = [
-        cache if on_gpu else view_bits(f"caches[{n}]", cache)[0] for n, cache in enumerate(caches)
-    ]
-    for n, array in enumerate(arrays):
-        if not on_gpu:
-            require_writable(f"caches[{n}]", array)
-        if len(array.shape) != 4:
-            axes = "num_blocks, num_kv_heads, block_size, head_dim"
-            raise ShapeError(f"caches[{n}] must have the shape [{axes}], got {list(array.shape)}")
-        if array.shape[::2] != arrays[0].shape[::2]:
-            rule = "caches must agree on num_blocks and block_size"
-            first, other = list(arrays[0].shape[::2]), list(array.shape[::2])
-            raise ShapeError(f"{rule}, got {first} for caches[0] and {other} for caches[{n}]")
-    if not arrays:
-        raise ShapeError("caches must hold at least one array, got none")
-    triples = [_triple(copy) for copy in copies]
-    _check_copies(triples, *arrays[0].shape[::2])
-    if on_gpu:
-        from kvkernels.cuda import calls as cuda  # noqa: PLC0415  # most callers have no GPU
-
-        cuda.copy_blocks(caches, triples, stream)
-        return
-    for array in arrays:
-        for source, destination, num_tokens in triples:
-            array[destination, :, :num_tokens] = array[source, :, :num_tokens]
+    backend_of(*caches).copy_blocks(caches, copies, stream)
 
 
-def _triple(copy: Any) -> tuple[int, int, int]:
-    try:
-        source, destination, num_tokens = map(operator.index, copy)
-    except (TypeError, ValueError) as error:
-        rule = "copies must be (source, destination, num_tokens) triples of integers"
-        raise ArgumentError(f"{rule}, got {copy!r}") from error
-    return source, destination, num_tokens
+def swap_blocks(
+    sources: Sequence[Any],
+    destinations: Sequence[Any],
+    copies: Iterable[Any],
+    *,
+    stream: Any = None,
+) -> None:
+    """Copy blocks from the caches of one pool to those of another, in one call for all layers.
 
+    On a CPU both pools are in its memory. With a GPU one of them is there, and the other there too or in
+    pinned memory of the host: the GPU reads and writes that itself, in one launch without staging, and
+    is done when `stream` has got there, so that the caller's events say when a block may be used again.
 
-def _check_copies(triples: list[tuple[int, int, int]], num_blocks: int, block_size: int) -> None:
-    """Check ids, lengths, and that the copies do not depend on their order."""
-    sources = {source for source, _, _ in triples}
-    destinations: set[int] = set()
-    for source, destination, num_tokens in triples:
-        for block in (source, destination):
-            if not 0 <= block < num_blocks:
-                rule = f"blocks to copy must be in [0, {num_blocks}), the pool"
-                raise PoolIndexError(f"{rule}, got {block} in ({source}, {destination})")
-        if not 0 <= num_tokens <= block_size:
-            rule = f"num_tokens must be in [0, {block_size}], the block size"
-            raise ArgumentError(f"{rule}, got {num_tokens} in ({source}, {destination})")
-        if destination in sources:
-            rule = "the destination of a copy must not be a source"
-            raise ArgumentError(f"{rule}, got block {destination} as both")
-        if destination in destinations:
-            rule = "a block must be the destination of one copy only"
-            raise ArgumentError(f"{rule}, got block {destination} twice")
-        destinations.add(destination)
+    Args:
+        sources: The caches of all layers [num_blocks, Hkv, block_size, D], in any order; on a CPU also
+            x-packed keys and scales.
+        destinations: As many caches of another pool, in the same order: of the shapes of the sources
+            but for num_blocks, and of their dtypes.
+        copies: (source, destination, num_tokens) triples; no destination comes twice.
+        stream: On a GPU; where to launch. None means the current one of the caller's framework.
+
+    Raises:
+        ArrayError, DtypeError, ShapeError, ArgumentError, PoolIndexError: before anything is written.
+
+    Cost: the bytes copied.
+
+    >>> import numpy as np
+    >>> device, host = np.ones((4, 1, 2, 1), np.float32), np.zeros((2, 1, 2, 1), np.float32)
+    >>> swap_blocks([device], [host], [(3, 0, 2)])
+    >>> host.ravel()
+    array([1., 1., 0., 0.], dtype=float32)
+    """
+    backend_of(*sources, *destinations).swap_blocks(sources, destinations, copies, stream=stream)

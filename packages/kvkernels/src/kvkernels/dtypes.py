@@ -49,18 +49,25 @@ _FLOAT8_ALL = np.concatenate([_FLOAT8_VALUES, [np.nan], -_FLOAT8_VALUES, [np.nan
 _FLOAT8_MIDDLES = ((_FLOAT8_VALUES[1:] + _FLOAT8_VALUES[:-1]) / 2).astype(np.float32)
 
 
-def to_float32(array: Array, dtype: Dtype) -> Array:
+def to_float32(array: Array, dtype: Dtype, out: Array | None = None) -> Array:
     """Return what the bits of an array stand for, exactly; a float32 array itself.
+
+    `out`, if it is given, takes what is not float32 already.
 
     >>> to_float32(np.array([0x3FC0], np.uint16), BFLOAT16)
     array([1.5], dtype=float32)
     """
+    if dtype is FLOAT32:
+        return array
+    if out is not None:
+        out[...] = to_float32(array, dtype)
+        return out
     if dtype is BFLOAT16:
         wide: Array = array.astype(np.uint32) << np.uint32(16)
         return wide.view(np.float32)
     if dtype is FLOAT8:
         return np.asarray(_FLOAT8_ALL[array])
-    return array.astype(np.float32, copy=False)
+    return array.astype(np.float32)
 
 
 def from_float32(array: Array, dtype: Dtype) -> Array:

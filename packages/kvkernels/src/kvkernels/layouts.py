@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from kvkernels.arguments import CACHE_AXES, SCALE_AXES, number_of
 from kvkernels.arrays import (
     Array,
     require_aligned,
@@ -21,9 +22,7 @@ from kvkernels.arrays import (
 from kvkernels.dtypes import ALIASES, BFLOAT16, BY_NAME, CACHE_DTYPES, LARGEST, QUERY_DTYPES, Dtype
 from kvkernels.errors import ArgumentError, DtypeError, ShapeError
 
-AXES = "num_blocks, num_kv_heads, block_size, head_dim"
 _PACKED_AXES = "num_blocks, num_kv_heads, head_dim / x, block_size, x"
-_SCALE_AXES = "num_blocks, num_kv_heads, block_size"
 _PACKED_NDIM = 5
 
 
@@ -111,11 +110,11 @@ def require_cache(name: str, array: Any, kv_dtype: str | None = None) -> CacheVi
     elif len(shape) == 4:  # HND
         logical = shape
     else:
-        axes = f"[{AXES}] or [{_PACKED_AXES}]" if name == "k_cache" else f"[{AXES}]"
+        axes = f"[{CACHE_AXES}] or [{_PACKED_AXES}]" if name == "k_cache" else f"[{CACHE_AXES}]"
         raise ShapeError(f"{name} must have the shape {axes}, got {list(shape)}")
     require_strides(name, found)
     if 0 in logical[1:]:
-        raise ShapeError(f"[{AXES[12:]}] must be positive, got {list(logical[1:])}")
+        raise ShapeError(f"[{CACHE_AXES[12:]}] must be positive, got {list(logical[1:])}")
     return CacheView(name, found, dtype, logical)
 
 
@@ -139,16 +138,14 @@ def require_scale(name: str, scale: Any, cache: CacheView) -> tuple[float, Array
 
     Returns (number, None), or (1, array).
     """
-    if np.ndim(scale) == 0:
-        number = float(scale)
-        if not np.isfinite(number):
-            raise ArgumentError(f"{name} must be finite, got {number}")
+    number = number_of(name, scale)
+    if number is not None:
         return number, None
     found, _ = view_bits(name, scale)
     if found.dtype != np.float32:
         raise DtypeError(f"{name} must be a number or have dtype float32, got {found.dtype.name}")
     if found.shape != cache.shape[:3]:
-        rule = f"{name} must have the shape [{_SCALE_AXES}] of the caches, {list(cache.shape[:3])}"
+        rule = f"{name} must have the shape [{SCALE_AXES}] of the caches, {list(cache.shape[:3])}"
         raise ShapeError(f"{rule}, got {list(found.shape)}")
     require_aligned(name, found)
     require_strides(name, found)

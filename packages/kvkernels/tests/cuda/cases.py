@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from kvkernels.arguments import Options
 from kvkernels.cuda import attention, plan
 from kvkernels.cuda.arrays import DeviceArray
 
@@ -132,9 +133,9 @@ class Case:
                 self.arrays[name] = scales
 
     @property
-    def options(self) -> attention.Options:
+    def options(self) -> Options:
         """The numbers of the call."""
-        return attention.Options(
+        return Options(
             self.head_dim**-0.5,
             self.causal,
             self.window_left,

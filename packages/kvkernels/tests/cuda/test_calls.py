@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kvkernels
-from kvkernels.cuda import calls, launch
+from kvkernels.cuda import launch
 from kvkernels.errors import ArgumentError, ShapeError
 
 from .cases import Array, Case, decode, encode
@@ -142,32 +142,92 @@ def test_blocks_are_swapped_to_pinned_memory_and_pageable_memory_is_refused(
     pool = np.random.default_rng(0).standard_normal((4, 2, 4, 8)).astype(np.float32)
     host = np.zeros((2, 2, 4, 8), np.float32)
     monkeypatch.setattr(launch, "is_pinned", lambda _: True)
-    calls.swap_blocks([OnDevice(pool)], [host], [(3, 1, 4)])
+    kvkernels.swap_blocks([OnDevice(pool)], [host], [(3, 1, 4)])
     assert np.array_equal(host[1], pool[3])
-    with pytest.raises(ArgumentError, match="must be"):
-        calls.swap_blocks([OnDevice(pool)], [host], [(3, 2, 4)])
+    with pytest.raises(IndexError, match=r"must be in \[0, 2\), the destinations, got 2"):
+        kvkernels.swap_blocks([OnDevice(pool)], [host], [(3, 2, 4)])
     monkeypatch.setattr(launch, "is_pinned", lambda _: False)
     with pytest.raises(TypeError, match="pinned memory"):
-        calls.swap_blocks([OnDevice(pool)], [host], [(3, 1, 4)])
+        kvkernels.swap_blocks([OnDevice(pool)], [host], [(3, 1, 4)])
 
 
 @pytest.mark.usefixtures("device")
 def test_results_are_merged_on_the_device() -> None:
     outs = [np.full((1, 2, 8), value, np.float32) for value in (1.0, 3.0)]
     lses = [np.zeros((1, 2), np.float32) for _ in outs]
-    out, lse = calls.merge_states([OnDevice(o) for o in outs], [OnDevice(one) for one in lses])
+    out, lse = kvkernels.merge_states([OnDevice(o) for o in outs], [OnDevice(one) for one in lses])
     assert np.allclose(out.array, 2)
     assert np.allclose(lse.array, np.log(2))
 
 
-@pytest.mark.parametrize("name", ["stream", "workspace"])
-def test_what_only_a_gpu_takes_is_refused_on_a_cpu(name: str) -> None:
+def test_a_stream_is_refused_on_a_cpu() -> None:
     cache = np.ones((1, 1, 2, 4), np.float32)
     arguments = (np.ones((1, 1, 4), np.float32), cache, cache)
     table, lengths = np.zeros((1, 1), np.int32), np.ones(1, np.int32)
-    given: dict[str, Any] = {name: 2.0}
-    with pytest.raises(ArgumentError, match="need arrays in GPU memory"):
-        kvkernels.paged_attention(*arguments, table, lengths, **given)
+    with pytest.raises(ArgumentError, match="stream needs arrays in GPU memory, got ndarray"):
+        kvkernels.paged_attention(*arguments, table, lengths, stream=2)
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_splits": 2}, "num_splits must be 0 on a GPU, got 2"),
+        ({"scale": float("nan")}, "scale must be finite, got nan"),
+        ({"window_left": -2}, "window_left must be a number of keys, or -1 for all, got -2"),
+        ({"softcap": -1.0}, "softcap must be finite and not negative, got -1.0"),
+    ],
+)
+def test_numbers_are_refused_on_a_device_as_on_a_cpu(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        _call(Case([40]), **options)
+    assert str(caught.value) == message
+
+
+@pytest.mark.usefixtures("device")
+def test_what_is_done_on_a_cpu_only_is_refused_by_name() -> None:
+    case = Case([40])
+    given: Any = [
+        OnDevice(case.arrays[name]) for name in ("k_cache", "v_cache", "block_table", "seq_lens")
+    ]
+    with pytest.raises(TypeError, match=r"^gather_kv takes caches in CPU memory only, got OnDev"):
+        kvkernels.gather_kv(*given)
+    with pytest.raises(ArgumentError, match=r"^num_shared_tokens must be 0 on a GPU, got 16$"):
+        kvkernels.cascade_attention(OnDevice(case.arrays["q"]), *given, num_shared_tokens=16)
+
+
+@pytest.fixture
+def debugged(device: Recorder, monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """Debugging by the environment, with a host that gets what is on the device."""
+    monkeypatch.setenv("KVKERNELS_DEBUG", "1")
+    monkeypatch.setattr(launch, "to_host", lambda array: array.array)
+    return device
+
+
+def test_debugging_finds_an_id_outside_the_pool_before_anything_is_launched(
+    debugged: Recorder,
+) -> None:
+    case = Case([40])
+    _call(case)
+    debugged.launches.clear()
+    case.arrays["block_table"][0, 1] = case.arrays["k_cache"].shape[0]
+    with pytest.raises(IndexError, match=r"block ids in use must be in .* for block 1 of sequence"):
+        _call(case)
+    assert not debugged.launches
+
+
+@pytest.mark.parametrize(
+    ("slots", "message"),
+    [([5, 16], "slots must be -1 or in"), ([5, 5], "written once, got 5 twice")],
+)
+def test_debugging_finds_a_slot_outside_the_pool_or_written_twice_before_anything_is_launched(
+    debugged: Recorder, slots: list[int], message: str
+) -> None:
+    pools = [np.zeros((4, 2, 4, 8), np.float32) for _ in "kv"]
+    new = np.ones((2, 2, 8), np.float32)
+    with pytest.raises((IndexError, ValueError), match=message):
+        kvkernels.write_kv(*(OnDevice(one) for one in (new, new, *pools, np.array(slots))))
+    assert not debugged.launches
 
 
 def test_arrays_on_a_gpu_without_cupy_are_refused_with_the_command_to_install_it(

@@ -303,6 +303,7 @@ def _attend_item(
     rules: Rules,
     lanes: Lanes,
     item: Item,
+    shared: Array,
     states: Array,
     out: Array,
     lse: Array,
@@ -317,7 +318,7 @@ def _attend_item(
     end = end_visible(last_position, seq_len, rules.causal)
     piece_keys = piece_keys_of(batch.block_size, seq_len, batch.num_splits)
     load_queries(q, q_steps, scale, item, batch, lanes)
-    start_lanes(lanes)
+    start_lanes(lanes, item, batch, shared)
     for piece in range(item.first_piece, item.last_piece + 1):
         start_piece(lanes)
         low = max(start, piece * piece_keys)
@@ -359,6 +360,7 @@ def attend(
     v_scale: Float,
     items: Array,
     next_item: Array,
+    shared: Array,
     states: Array,
     out: Array,
     lse: Array,
@@ -366,7 +368,8 @@ def attend(
     """Compute items until none is left, `next_item` being shared by all threads that do.
 
     Arrays of items are flattened, see `Cache` for the rest. `sizes` are num_kv_heads, block_size and
-    num_splits. Results go to out [T, Hq, D] and lse [T, Hq], states of single pieces to `states`.
+    num_splits. Lanes begin with the states `shared`, if it has any. Results go to out [T, Hq, D] and
+    lse [T, Hq], states of single pieces to `states`.
     """
     num_kv_heads, block_size, num_splits = sizes
     head_dim, group = out.shape[2], out.shape[1] // num_kv_heads
@@ -389,7 +392,7 @@ def attend(
         row = items[n]
         item = Item(row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7])
         _attend_item(
-            *(q, q_steps, scale, keys, values, batch, rules, lanes, item, states, out, lse),
+            *(q, q_steps, scale, keys, values, batch, rules, lanes, item, shared, states, out, lse),
         )
 
 
@@ -406,6 +409,6 @@ def attend_for(item: Any) -> Callable[..., None]:
             sig.ints(2),
             *(sig.INT32_2D, sig.INT32_1D, sig.INT32_1D, sig.ints(3)),
             *(sig.FLOAT, sig.BOOL, sig.INT, sig.FLOAT, floats, floats, sig.FLOAT),
-            *(sig.ITEM_TABLE, sig.COUNTER, sig.STATES, sig.OUT, sig.LSE),
+            *(sig.ITEM_TABLE, sig.COUNTER, sig.STATES, sig.STATES, sig.OUT, sig.LSE),
         ),
     )

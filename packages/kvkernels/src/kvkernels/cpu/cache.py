@@ -1,4 +1,7 @@
-"""Writing keys and values into a paged cache, for one thread. It knows no rule about shapes and slots."""
+"""Moving keys and values into a paged cache and out of it, for one thread.
+
+It knows no rule about shapes and slots.
+"""
 # ruff: noqa: PLR0917  # Numba takes arguments by position
 
 from typing import Any, TypeAlias
@@ -62,5 +65,43 @@ def write(name: str, tokens: Array, cache: CacheView, slot_mapping: Array) -> No
     _, num_kv_heads, block_size, head_dim = cache.shape
     kernel(_write, arguments)(
         *(source, source_steps, target.view(bits), target_steps, part),
+        *(slot_mapping, num_kv_heads, block_size, head_dim),
+    )
+
+
+def _read(
+    tokens: Array,
+    cache: Array,
+    cache_steps: tuple[int, ...],
+    part: Int,
+    slot_mapping: Array,
+    num_kv_heads: Int,
+    block_size: Int,
+    head_dim: Int,
+) -> None:
+    """Copy each slot's heads to its place among dense tokens; both arrays are flattened."""
+    target = 0
+    for t in range(slot_mapping.shape[0]):
+        block, offset = slot_mapping[t] // block_size, slot_mapping[t] % block_size
+        for head in range(num_kv_heads):
+            source = block * cache_steps[0] + head * cache_steps[1] + offset * cache_steps[2]
+            for _ in range(0, head_dim, part):
+                tokens[target : target + part] = cache[source : source + part]
+                source += cache_steps[3]
+                target += part
+
+
+def read(cache: CacheView, slot_mapping: Array, tokens: Array) -> None:
+    """Copy slots, none of them -1, to tokens [T, Hkv, D], C-contiguous and of the cache's dtype."""
+    bits = np.dtype(f"u{tokens.itemsize}")
+    source, source_steps, part = cache.flatten()
+    item = from_dtype(bits)
+    arguments = (
+        *(items(item, writable=True), items(item), ints(4)),
+        *(INT, INT64_1D, INT, INT, INT),
+    )
+    _, num_kv_heads, block_size, head_dim = cache.shape
+    kernel(_read, arguments)(
+        *(tokens.view(bits).reshape(-1), source.view(bits), source_steps, part),
         *(slot_mapping, num_kv_heads, block_size, head_dim),
     )

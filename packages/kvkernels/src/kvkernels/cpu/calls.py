@@ -1,96 +1,283 @@
-"""A checked call of attention, cut into items of work for the threads. It knows no arithmetic."""
-# ruff: noqa: PLR0917  # the arrays of a call, which has checked them
+"""The public calls for arrays in CPU memory: views, checks, and then the kernels.
 
-from typing import NamedTuple
+It knows the order of a call: everything that may be refused is, before anything is written.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from kvkernels.arrays import Array, flatten
-from kvkernels.cpu import threads, work
-from kvkernels.cpu.attention import attend_for
-from kvkernels.cpu.merge import merge
-from kvkernels.cpu.vectors import FLOAT8_FACTOR
-from kvkernels.dtypes import FLOAT8
-from kvkernels.layouts import CacheView
+from kvkernels import arguments
+from kvkernels.arguments import AttentionCall, WriteCall
+from kvkernels.arrays import FLOAT32, Array, require, require_writable
+from kvkernels.cpu import cache, merge, steps, threads, values, workspace
+from kvkernels.cpu.steps import Sizes
+from kvkernels.dtypes import FLOAT32 as FLOAT32_DTYPE
+from kvkernels.dtypes import LARGEST, Dtype, from_float32, to_float32
+from kvkernels.errors import ArgumentError, DtypeError, ShapeError
+from kvkernels.inputs import (
+    Results,
+    by_position,
+    check_overlaps,
+    view_batch,
+    view_heads,
+    view_layer,
+    view_pools,
+    view_results,
+    view_tokens,
+)
+from kvkernels.layouts import (
+    CacheView,
+    require_caches,
+    require_dtype,
+    require_rows,
+    require_write_scale,
+)
 
-_NOTHING = np.empty(0, np.float32)
-_NO_STATES = np.empty((0, 0), np.float32)
-_SLOT, _ROWS, _HEADS = 7, 2, 4  # columns of items
+
+def paged_attention(call: AttentionCall) -> Any:
+    """Do what the public `paged_attention` says, and a cascade with `num_shared_tokens`."""
+    _refuse_stream(call.stream, call.q)
+    q, q_dtype = require_rows("q", call.q, "T, Hq, D")
+    caches = view_layer(call.k_cache, call.v_cache, call.k_scale, call.v_scale, call.kv_dtype)
+    arguments.check_heads(q.shape, caches.shape)
+    options = arguments.check_options(call, q.shape[2])
+    slopes = view_heads("alibi_slopes", call.alibi_slopes, q.shape[1])
+    sinks = view_heads("sinks", call.sinks, q.shape[1])
+    batch = view_batch(call.block_table, call.seq_lens, call.cu_seqlens_q, q.shape[0])
+    results = view_results(call.out, call.lse, q.shape, q_dtype)
+    num_blocks, num_kv_heads, block_size, head_dim = caches.shape
+    if arguments.is_debugging(call.debug):
+        check_overlaps(call)
+    values.check_batch(batch, q.shape[0], num_blocks, block_size, options.window_left)
+    if call.num_shared_tokens:
+        values.check_shared(batch, call.num_shared_tokens, block_size)
+    sizes = Sizes(q.shape[1], num_kv_heads, head_dim, block_size)
+    num_threads = threads.get_num_threads()
+    step = steps.cut_step(batch, sizes, options, call.num_shared_tokens, num_threads)
+    shapes = step.shapes(sizes) | scratch_shapes(q, results)
+    memory = workspace.share_out(call.workspace, shapes)
+    attend(step, steps.Layer(q, caches, options, slopes, sinks), results, memory)
+    return answer(call, results, memory)
 
 
-class Options(NamedTuple):
-    """The numbers of an attention call, and arrays for heads: those of the public function."""
-
-    scale: float
-    causal: bool = True
-    window_left: int = -1
-    softcap: float = 0.0
-    k_scale: float = 1.0
-    v_scale: float = 1.0
-    num_splits: int = 0
-    alibi_slopes: Array | None = None
-    sinks: Array | None = None
-    k_scales: Array | None = None
-    v_scales: Array | None = None
+def scratch_shapes(q: Array, results: Results) -> dict[str, tuple[int, ...]]:
+    """Return the float32 arrays in which a call computes what it is given or asked for otherwise."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    if results.lse is None:
+        shapes["lse"] = q.shape[:2]
+    if results.dtype is not FLOAT32_DTYPE:
+        shapes |= {"q": q.shape, "out": q.shape}
+    return shapes
 
 
 def attend(
-    q: Array,
-    k_cache: CacheView,
-    v_cache: CacheView,
-    block_table: Array,
-    seq_lens: Array,
-    cu_seqlens_q: Array,
-    options: Options,
-    out: Array,
-    lse: Array,
+    step: steps.Step, layer: steps.Layer, results: Results, memory: dict[str, Array]
 ) -> None:
-    """Write the attention of q, float32 [T, Hq, D], to out and lse, float32 and C-contiguous."""
-    _, num_kv_heads, block_size, head_dim = k_cache.shape
-    group = q.shape[1] // num_kv_heads
-    num_threads = threads.get_num_threads()
-    items = work.cut(
-        *(seq_lens, cu_seqlens_q, num_kv_heads, group, block_size),
-        *(options.causal, options.window_left, options.num_splits, num_threads),
+    """Write attention to `results`; the layer's q has the dtype of these."""
+    layer = replace(layer, q=to_float32(layer.q, results.dtype, memory.get("q")))
+    out = memory.get("out", results.out)
+    lse = memory["lse"] if results.lse is None else results.lse
+    steps.attend(step, layer, memory, steps.Outputs(out, lse))
+    if out is not results.out:
+        results.out[...] = from_float32(out, results.dtype)
+
+
+def answer(call: AttentionCall, results: Results, memory: dict[str, Array]) -> Any:
+    """Return the objects that were passed, else the new arrays."""
+    out = results.out if call.out is None else call.out
+    if not call.return_lse:
+        return out
+    if call.lse is not None:
+        return out, call.lse
+    # A workspace is the caller's, who may write to it.
+    return out, memory["lse"] if call.workspace is None else memory["lse"].copy()
+
+
+def write_kv(call: WriteCall) -> None:
+    """Do what the public `write_kv` says."""
+    _refuse_stream(call.stream, call.k_cache)
+    keys, vals = require_caches(call.k_cache, call.v_cache, call.kv_dtype)
+    require_writable("k_cache", keys.array)
+    require_writable("v_cache", vals.array)
+    new = view_tokens(call, keys.shape)
+    scales = (
+        require_write_scale("k_scale", call.k_scale, keys),
+        require_write_scale("v_scale", call.v_scale, vals),
     )
-    states = _states(items, group, head_dim)
-    keys, k_steps, k_part = k_cache.flatten()
-    values, v_steps, v_part = v_cache.flatten()
-    factor = FLOAT8_FACTOR if k_cache.dtype is FLOAT8 else 1.0
-    sinks, v_scale = _or_nothing(options.sinks), options.v_scale * factor
-    arguments = (
-        *flatten("q", q),
-        *(keys, k_steps, *_flatten_scales("k_scale", options.k_scales)),
-        *(values, v_steps, *_flatten_scales("v_scale", options.v_scales)),
-        (k_part, v_part),
-        *(block_table, seq_lens, cu_seqlens_q, (num_kv_heads, block_size, options.num_splits)),
-        *(options.scale * options.k_scale * factor, options.causal, options.window_left),
-        *(options.softcap, _or_nothing(options.alibi_slopes), sinks, v_scale),
-        *(items, np.zeros(1, np.int64), states, out, lse),
+    num_blocks, _, block_size, _ = keys.shape
+    values.check_slots(new.slots, num_blocks * block_size)
+    if arguments.is_debugging(call.debug):
+        values.check_slots_once(new.slots)
+    k, k_dtype = new.k, new.k_dtype
+    if new.angles is not None:
+        k, k_dtype = _rotate(to_float32(k, k_dtype), *new.angles), FLOAT32_DTYPE
+    cache.write("k", _to_cache_dtype(k, k_dtype, keys, scales[0], new.slots), keys, new.slots)
+    rows = _to_cache_dtype(new.v, new.v_dtype, vals, scales[1], new.slots)
+    cache.write("v", rows, vals, new.slots)
+
+
+def _rotate(keys: Array, cos: Array, sin: Array) -> Array:
+    """Rotate the first half of the rotated dimensions with the second, and copy the others."""
+    half = cos.shape[1]
+    first, second = keys[..., :half], keys[..., half : 2 * half]
+    cos, sin = cos[:, None], sin[:, None]
+    rotated = (first * cos - second * sin, second * cos + first * sin, keys[..., 2 * half :])
+    return np.concatenate(rotated, axis=-1)
+
+
+def _to_cache_dtype(
+    rows: Array, dtype: Dtype, view: CacheView, given: tuple[float, Array | None], slots: Array
+) -> Array:
+    """Return new tokens as a cache holds them; themselves if there is nothing to convert."""
+    scale, scales = given
+    if dtype is view.dtype and scale == 1 and scales is None:
+        return rows
+    floats = to_float32(rows, dtype)
+    if scales is not None:
+        own = np.abs(floats).max(axis=-1) / np.float32(LARGEST[view.dtype.name])
+        written, block_size = slots >= 0, view.shape[2]
+        blocks, offsets = np.divmod(slots[written], block_size)
+        scales[blocks, :, offsets] = own[written]
+        # A vector of zeros has the scale 0.
+        floats = floats / np.where(own == 0, np.float32(1), own)[..., None]
+    elif scale != 1:
+        floats = floats / np.float32(scale)
+    return from_float32(floats, view.dtype)
+
+
+def gather_kv(
+    k_cache: Any,
+    v_cache: Any,
+    block_table: Any,
+    seq_lens: Any,
+    *,
+    k_scale: Any = 1.0,
+    v_scale: Any = 1.0,
+    kv_dtype: str | None = None,
+    stream: Any = None,
+) -> tuple[Array, Array]:
+    """Do what the public `gather_kv` says."""
+    _refuse_stream(stream, k_cache)
+    caches = view_layer(k_cache, v_cache, k_scale, v_scale, kv_dtype)
+    batch = view_batch(block_table, seq_lens, None, None)
+    num_blocks, _, block_size, _ = caches.shape
+    values.check_batch(batch, len(batch.seq_lens), num_blocks, block_size, -1)
+    slots = _slots_of(batch.block_table, batch.seq_lens, block_size)
+    return (
+        _gather(caches.keys, slots, arguments.number_of("k_scale", k_scale), caches.k_scales),
+        _gather(caches.values, slots, arguments.number_of("v_scale", v_scale), caches.v_scales),
     )
-    threads.run(attend_for(k_cache.dtype.kernel), arguments, min(num_threads, len(items)))
-    if len(states):
-        merge(
-            *(block_table, seq_lens, cu_seqlens_q, num_kv_heads, block_size),
-            *(sinks, v_scale, items, states, out, lse),
-        )
 
 
-def _states(items: Array, group: int, head_dim: int) -> Array:
-    """Make room for the states of those items that are single pieces."""
-    if len(items) == 0 or items[:, _SLOT].max() < 0:
-        return _NO_STATES
-    last = items[items[:, _SLOT].argmax()]
-    num_states = int(last[_SLOT] + last[_ROWS] * last[_HEADS] * group)
-    return np.empty((num_states, head_dim + 2), np.float32)
+def _slots_of(block_table: Array, seq_lens: Array, block_size: int) -> Array:
+    """Return the slots of all tokens, one sequence after another."""
+    slots = [np.empty(0, np.int64)]
+    for blocks, length in zip(block_table, seq_lens.tolist(), strict=True):
+        positions = np.arange(length)
+        slots.append(blocks[positions // block_size].astype(np.int64) * block_size)
+        slots[-1] += positions % block_size
+    return np.concatenate(slots)
 
 
-def _or_nothing(array: Array | None) -> Array:
-    return _NOTHING if array is None else array
+def _gather(view: CacheView, slots: Array, scale: float | None, scales: Array | None) -> Array:
+    _, num_kv_heads, block_size, head_dim = view.shape
+    tokens = np.empty((len(slots), num_kv_heads, head_dim), view.dtype.bits)
+    cache.read(view, slots, tokens)
+    if scales is not None:
+        blocks, offsets = np.divmod(slots, block_size)
+        own: Array = to_float32(tokens, view.dtype) * scales[blocks, :, offsets][..., None]
+        return own
+    if view.dtype.name in LARGEST or scale != 1:
+        scaled: Array = to_float32(tokens, view.dtype) * np.float32(scale)
+        return scaled
+    return tokens
 
 
-def _flatten_scales(name: str, scales: Array | None) -> tuple[Array, tuple[int, ...]]:
-    if scales is None:
-        return _NOTHING, (0, 0, 0)
-    items, steps = flatten(name, scales[..., None])
-    return items, steps
+def copy_blocks(caches: Sequence[Any], copies: Iterable[Any], stream: Any = None) -> None:
+    """Do what the public `copy_blocks` says."""
+    arrays = view_pools("caches", caches, is_written=True)
+    arguments.check_pools("caches", [array.shape for array in arrays])
+    _refuse_stream(stream, caches[0])
+    checked = arguments.check_copies(copies, *arguments.blocks_of(arrays[0].shape))
+    for array in map(by_position, arrays):
+        for source, destination, num_tokens in checked:
+            array[destination, :, :num_tokens] = array[source, :, :num_tokens]
+
+
+def swap_blocks(
+    sources: Sequence[Any],
+    destinations: Sequence[Any],
+    copies: Iterable[Any],
+    *,
+    stream: Any = None,
+) -> None:
+    """Do what the public `swap_blocks` says."""
+    ours = view_pools("sources", sources, is_written=False)
+    theirs = view_pools("destinations", destinations, is_written=True)
+    arguments.check_swap_pools([one.shape for one in ours], [one.shape for one in theirs])
+    _refuse_stream(stream, sources[0])
+    for n, (own, other) in enumerate(zip(ours, theirs, strict=True)):
+        if own.dtype != other.dtype:
+            rule = f"sources[{n}] and destinations[{n}] must have one dtype"
+            raise DtypeError(f"{rule}, got {own.dtype.name} and {other.dtype.name}")
+    num_sources, block_size = arguments.blocks_of(ours[0].shape)
+    checked = arguments.check_swaps(copies, num_sources, theirs[0].shape[0], block_size)
+    for own, other in zip(map(by_position, ours), map(by_position, theirs), strict=True):
+        for source, destination, num_tokens in checked:
+            other[destination, :, :num_tokens] = own[source, :, :num_tokens]
+
+
+def merge_states(
+    outs: Sequence[Any],
+    lses: Sequence[Any],
+    *,
+    sinks: Any = None,
+    out: Any = None,
+    lse: Any = None,
+    stream: Any = None,
+) -> tuple[Any, Any]:
+    """Do what the public `merge_states` says."""
+    if not outs or len(outs) != len(lses):
+        rule = "outs and lses must be as many, and at least one of each"
+        raise ArgumentError(f"{rule}, got {len(outs)} and {len(lses)}")
+    _refuse_stream(stream, outs[0])
+    first, dtype = require_rows("outs[0]", outs[0], "T, Hq, D")
+    shape = first.shape
+    states = [
+        first,
+        *(require_dtype(f"outs[{n}]", outs[n], (dtype,))[0] for n in range(1, len(outs))),
+    ]
+    logs = [require(f"lses[{n}]", given, FLOAT32, "T, Hq") for n, given in enumerate(lses)]
+    for n, (state, log) in enumerate(zip(states, logs, strict=True)):
+        _check_state(f"outs[{n}]", state.shape, shape, "T, Hq, D")
+        _check_state(f"lses[{n}]", log.shape, shape[:2], "T, Hq")
+    scores = view_heads("sinks", sinks, shape[1])
+    results = view_results(out, lse, shape, dtype)
+
+    num_lanes = shape[0] * shape[1]
+    weights = np.empty((len(outs), num_lanes))
+    total = np.empty(shape[:2], np.float32) if results.lse is None else results.lse
+    stacked = np.stack(logs).reshape(len(logs), -1)
+    merge.weigh(
+        weights, stacked, np.empty(0, np.float32) if scores is None else scores, total.reshape(-1)
+    )
+    sums = np.zeros((num_lanes, shape[2]), np.float32)
+    for state, shares in zip(states, weights, strict=True):
+        floats = np.ascontiguousarray(to_float32(state, dtype)).reshape(sums.shape)
+        merge.add_weighted(floats, shares, sums)
+    results.out[...] = from_float32(sums.reshape(shape), dtype)
+    return (results.out if out is None else out), (total if lse is None else lse)
+
+
+def _check_state(name: str, found: tuple[int, ...], shape: tuple[int, ...], axes: str) -> None:
+    if found != shape:
+        rule = f"{name} must have the shape [{axes}] of outs[0], {list(shape)}"
+        raise ShapeError(f"{rule}, got {list(found)}")
+
+
+def _refuse_stream(stream: Any, array: Any) -> None:
+    if stream is not None:
+        raise ArgumentError(f"stream needs arrays in GPU memory, got {type(array).__qualname__}")

@@ -147,11 +147,43 @@ def load_queries(
 
 
 @inlined
-def start_lanes(lanes: Lanes) -> None:
-    """Forget the pieces before."""
+def start_lanes(lanes: Lanes, item: Item, batch: Batch, shared: Array) -> None:
+    """Begin with the state of no key, or with that of the keys that all sequences share.
+
+    `shared` [T * Hq, D + 2] holds sum, total and top; without rows nothing is shared.
+    """
     lanes.kept_sums[:] = np.float32(0)
     lanes.kept_totals[:] = np.float32(0)
     lanes.kept_tops[:] = _LOWEST
+    if shared.shape[0] == 0:
+        return
+    lane, head_dim = 0, batch.head_dim
+    for head in range(item.first_kv_head, item.first_kv_head + item.num_kv_heads):
+        for row in range(item.first_row, item.first_row + item.num_rows):
+            for g in range(batch.group):
+                state = shared[(row * batch.num_kv_heads + head) * batch.group + g]
+                start = lane * lanes.padded_dim
+                for d in range(head_dim):
+                    lanes.kept_sums[start + d] = state[d]
+                lanes.kept_totals[lane] = state[head_dim]
+                lanes.kept_tops[lane] = state[head_dim + 1]
+                lane += 1
+
+
+@inlined
+def keep_lanes(lanes: Lanes, item: Item, batch: Batch, shared: Array) -> None:
+    """Write what is kept of an item's pieces, for `start_lanes` to begin with."""
+    lane, head_dim = 0, batch.head_dim
+    for head in range(item.first_kv_head, item.first_kv_head + item.num_kv_heads):
+        for row in range(item.first_row, item.first_row + item.num_rows):
+            for g in range(batch.group):
+                state = shared[(row * batch.num_kv_heads + head) * batch.group + g]
+                start = lane * lanes.padded_dim
+                for d in range(head_dim):
+                    state[d] = lanes.kept_sums[start + d]
+                state[head_dim] = lanes.kept_totals[lane]
+                state[head_dim + 1] = lanes.kept_tops[lane]
+                lane += 1
 
 
 @inlined

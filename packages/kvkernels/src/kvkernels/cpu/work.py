@@ -146,7 +146,7 @@ def _parts(cost: Int, target: Int, num_kv_heads: Int, num_pieces: Int) -> tuple[
     return (num_kv_heads + head_parts - 1) // head_parts, num_pieces > 1
 
 
-@compiled(INT32_1D, INT32_1D, INT, INT, INT, BOOL, INT, INT, INT)
+@compiled(INT32_1D, INT32_1D, INT, INT, INT, BOOL, INT, INT, INT, INT, BOOL)
 def cut(  # noqa: C901  # three passes over one nest of loops
     seq_lens: Array,
     cu_seqlens_q: Array,
@@ -157,10 +157,13 @@ def cut(  # noqa: C901  # three passes over one nest of loops
     window_left: Int,
     num_splits: Int,
     num_threads: Int,
+    num_shared: Int,
+    all_apart: Bool,
 ) -> Array:
     """Cut a batch into items: int64 [N, 8], the fields of `Item`.
 
-    Items of one tile of rows and heads stand together, in the order of their pieces.
+    Items of one tile of rows and heads stand together, in the order of their pieces. The first
+    `num_shared` keys, whole pieces, are left out; with `all_apart` every piece is an item of its own.
     """
     tile_rows = max(1, MAX_LANES // group)
     target = np.int64(1 << 62)
@@ -174,7 +177,7 @@ def cut(  # noqa: C901  # three passes over one nest of loops
             for first_row in range(np.int64(cu_seqlens_q[s]), end_row, tile_rows):
                 num_rows = min(tile_rows, end_row - first_row)
                 position = seq_len - end_row + first_row
-                start = first_visible(position, window_left)
+                start = max(first_visible(position, window_left), num_shared)
                 end = end_visible(position + num_rows - 1, seq_len, causal)
                 first_piece, last_piece = start // piece_keys, max(0, end - 1) // piece_keys
                 cost = max(0, end - start) * num_kv_heads * num_rows
@@ -182,6 +185,7 @@ def cut(  # noqa: C901  # three passes over one nest of loops
                 if phase == 0:
                     continue
                 num_heads, apart = _parts(cost, target, num_kv_heads, last_piece - first_piece + 1)
+                apart = apart or all_apart
                 num_heads = min(num_heads, max(1, _MAX_ITEM_LANES // (num_rows * group)))
                 for head in range(0, num_kv_heads, num_heads):
                     heads = min(num_heads, num_kv_heads - head)
@@ -214,3 +218,8 @@ def _take(_context: Any, counter: Any) -> Any:
 
 # Numba gives the function that is called another signature.
 take: Any = intrinsic(_take)
+
+
+def max_split_tiles(num_threads: int) -> int:
+    """Return how many tiles of rows can be split: those that cost more than a share of the batch."""
+    return num_threads * _ITEMS_A_THREAD - 1

@@ -10,6 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from kvkernels.arguments import (
+    CACHE_AXES,
+    SCALE_AXES,
+    Options,
+    check_group,
+    check_rows,
+)
 from kvkernels.cuda import kernels, source
 from kvkernels.cuda.arrays import DeviceArray
 from kvkernels.cuda.plan import Launcher, Plan
@@ -20,18 +27,6 @@ _QUERY_TYPES = ("float32", "bfloat16", "float16")
 _EIGHT_BITS = ("float8_e4m3", "int8")
 _CACHE_TYPES = (*_QUERY_TYPES, *_EIGHT_BITS)
 MAX_HEAD_DIM = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The numbers of an attention call; those of the public function."""
-
-    scale: float
-    causal: bool = True
-    window_left: int = -1
-    softcap: float = 0.0
-    k_scale: float = 1.0
-    v_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +60,10 @@ class Inputs:
         """Refuse dtypes, shapes and strides that do not fit; raises before anything is launched."""
         self.q.require(_QUERY_TYPES, "T, Hq, D", (None, None, None))
         num_rows, num_heads, head_dim = self.q.shape
-        axes = "num_blocks, num_kv_heads, block_size, head_dim"
-        self.k_cache.require(_CACHE_TYPES, axes, (None, None, None, head_dim))
-        self.v_cache.require((self.k_cache.dtype,), axes, self.k_cache.shape)
+        self.k_cache.require(_CACHE_TYPES, CACHE_AXES, (None, None, None, head_dim))
+        self.v_cache.require((self.k_cache.dtype,), CACHE_AXES, self.k_cache.shape)
         _, num_kv_heads, block_size, _ = self.k_cache.shape
-        if num_heads == 0 or num_kv_heads == 0 or num_heads % num_kv_heads:
-            rule = "num_heads must be a positive multiple of num_kv_heads"
-            raise ShapeError(f"{rule}, got {num_heads} and {num_kv_heads}")
+        check_group(num_heads, num_kv_heads)
         if not 1 <= head_dim <= MAX_HEAD_DIM or block_size == 0:
             rule = f"head_dim must be from 1 to {MAX_HEAD_DIM} and block_size positive"
             raise ShapeError(f"{rule}, got {head_dim} and {block_size}")
@@ -80,9 +72,8 @@ class Inputs:
         self.block_table.require(("int32",), "B, max_blocks", (num_sequences, None))
         for array in (self.q, self.k_cache, self.v_cache, self.block_table):
             array.require_dense_rows()
-        if self.cu_seqlens_q is None and num_rows != num_sequences:
-            rule = "q must have one row for each sequence unless cu_seqlens_q is given"
-            raise ShapeError(f"{rule}, got {num_rows} rows and {num_sequences} sequences")
+        if self.cu_seqlens_q is None:
+            check_rows(num_rows, num_sequences)
         self.out.require((self.q.dtype,), "T, Hq, D", self.q.shape)
         _require_dense(self.seq_lens, "int32", "B", (num_sequences,))
         _require_dense(self.out, self.q.dtype, "T, Hq, D", self.q.shape)
@@ -99,8 +90,7 @@ class Inputs:
         for scales in (self.k_scales, self.v_scales):
             if scales is None:
                 continue
-            axes = "num_blocks, num_kv_heads, block_size"
-            scales.require(("float32",), axes, self.k_cache.shape[:3])
+            scales.require(("float32",), SCALE_AXES, self.k_cache.shape[:3])
             if self.k_cache.dtype not in _EIGHT_BITS:
                 rule = f"scales for each token need a cache of {' or '.join(_EIGHT_BITS)}"
                 raise DtypeError(f"{rule}, got {self.k_cache.dtype}")

@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from kvkernels.arguments import CACHE_AXES, SCALE_AXES, check_angles
 from kvkernels.cuda import kernels, source
 from kvkernels.cuda.arrays import DeviceArray
 from kvkernels.cuda.plan import Launcher
 from kvkernels.errors import ArgumentError, DtypeError, ShapeError
 
-_CACHE_AXES = "num_blocks, num_kv_heads, block_size, head_dim"
-_SCALE_AXES = "num_blocks, num_kv_heads, block_size"
 _MAX_HEAD_DIM = 256
 _EIGHT_BITS = ("float8_e4m3", "int8")
 # Thread blocks for each multiprocessor: enough to hide the latency of memory.
@@ -44,8 +43,8 @@ class Write:
 
     def check(self) -> None:
         """Refuse what does not fit; raises before anything is launched."""
-        self.k_cache.require(tuple(kernels.TYPES), _CACHE_AXES, (None, None, None, None))
-        self.v_cache.require((self.k_cache.dtype,), _CACHE_AXES, self.k_cache.shape)
+        self.k_cache.require(tuple(kernels.TYPES), CACHE_AXES, (None, None, None, None))
+        self.v_cache.require((self.k_cache.dtype,), CACHE_AXES, self.k_cache.shape)
         _, num_kv_heads, block_size, head_dim = self.k_cache.shape
         if not 1 <= head_dim <= _MAX_HEAD_DIM or block_size == 0:
             rule = f"head_dim must be from 1 to {_MAX_HEAD_DIM} and block_size positive"
@@ -64,7 +63,7 @@ class Write:
         for scales in (self.k_scales, self.v_scales):
             if scales is None:
                 continue
-            scales.require(("float32",), _SCALE_AXES, self.k_cache.shape[:3])
+            scales.require(("float32",), SCALE_AXES, self.k_cache.shape[:3])
             if self.k_cache.dtype not in _EIGHT_BITS:
                 rule = f"scales for each token need a cache of {' or '.join(_EIGHT_BITS)}"
                 raise DtypeError(f"{rule}, got {self.k_cache.dtype}")
@@ -79,9 +78,7 @@ class Write:
             return
         self.cos.require(("float32",), "T, rotary_dim / 2", (num_tokens, None))
         self.sin.require(("float32",), "T, rotary_dim / 2", self.cos.shape)
-        if not 1 <= self.cos.shape[1] <= head_dim // 2:
-            rule = f"rotary_dim must be from 2 to head_dim, {head_dim}"
-            raise ShapeError(f"{rule}, got {2 * self.cos.shape[1]}")
+        check_angles(self.cos.shape, head_dim)
         for angles in (self.cos, self.sin):
             angles.require_contiguous()
 

@@ -4,14 +4,15 @@ Lengths, tables and slots stay on the device and are not read here, so what only
 refused. Given `out` and `workspace`, nothing is allocated and nothing waits, so calls can be captured in a graph.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from kvkernels.cuda import attention, cache, launch, plan
+from kvkernels import arguments
+from kvkernels.arguments import AttentionCall, WriteCall
+from kvkernels.cuda import attention, cache, debug, launch, plan
 from kvkernels.cuda.arrays import DeviceArray, current_stream, view
 from kvkernels.errors import ArgumentError, ArrayError, ShapeError
 
@@ -37,12 +38,8 @@ def _view_floats(name: str, array: Any) -> DeviceArray:
 
 def _scale(name: str, scale: Any) -> tuple[float, DeviceArray | None]:
     """A scale for all tokens, or the array of one for each token and head."""
-    if hasattr(scale, "shape") and len(scale.shape):
-        return 1.0, view(name, scale)
-    scale = float(scale)
-    if not (math.isfinite(scale) and scale > 0):
-        raise ArgumentError(f"{name} must be a positive number or an array, got {scale}")
-    return scale, None
+    number = arguments.number_of(name, scale)
+    return (1.0, view(name, scale)) if number is None else (number, None)
 
 
 def _caches(k_cache: Any, v_cache: Any, kv_dtype: str | None) -> tuple[DeviceArray, DeviceArray]:
@@ -53,70 +50,47 @@ def _caches(k_cache: Any, v_cache: Any, kv_dtype: str | None) -> tuple[DeviceArr
     return keys, values
 
 
-def paged_attention(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    block_table: Any,
-    seq_lens: Any,
-    *,
-    cu_seqlens_q: Any,
-    scale: float | None,
-    causal: bool,
-    window_left: int,
-    softcap: float,
-    alibi_slopes: Any,
-    sinks: Any,
-    k_scale: Any,
-    v_scale: Any,
-    kv_dtype: str | None,
-    deterministic: bool,
-    out: Any,
-    lse: Any,
-    return_lse: bool,
-    workspace: Any,
-    stream: Any,
-) -> Any:
+def paged_attention(call: AttentionCall) -> Any:
     """Do what the public `paged_attention` says, for arrays in GPU memory."""
-    keys, values = _caches(k_cache, v_cache, kv_dtype)
-    queries = _view_floats("q", q)
-    if not (math.isfinite(softcap) and softcap >= 0):
-        raise ArgumentError(f"softcap must be finite and not negative, got {softcap}")
-    if lse is not None and not return_lse:
-        raise ArgumentError("lse needs return_lse=True, got return_lse=False")
-    out = launch.empty(q, queries.shape, queries.dtype) if out is None else out
-    if return_lse and lse is None:
-        lse = launch.empty(q, queries.shape[:2], "float32")
-    (k_number, k_scales), (v_number, v_scales) = (
-        _scale("k_scale", k_scale),
-        _scale("v_scale", v_scale),
-    )
+    if call.num_splits or call.num_shared_tokens:
+        what = "num_splits" if call.num_splits else "num_shared_tokens"
+        raise ArgumentError(f"{what} must be 0 on a GPU, got {getattr(call, what)}")
+    keys, values = _caches(call.k_cache, call.v_cache, call.kv_dtype)
+    queries = _view_floats("q", call.q)
+    if len(queries.shape) != 3:
+        raise ShapeError(f"q must have the shape [T, Hq, D], got {list(queries.shape)}")
+    options = arguments.check_options(call, queries.shape[2])
+    out = launch.empty(call.q, queries.shape, queries.dtype) if call.out is None else call.out
+    lse = call.lse
+    if call.return_lse and lse is None:
+        lse = launch.empty(call.q, queries.shape[:2], "float32")
     inputs = attention.Inputs(
-        *(queries, keys, values, view("block_table", block_table), view("seq_lens", seq_lens)),
+        *(queries, keys, values),
+        *(view("block_table", call.block_table), view("seq_lens", call.seq_lens)),
         _view_floats("out", out),
         lse=_view_if("lse", lse),
-        cu_seqlens_q=_view_if("cu_seqlens_q", cu_seqlens_q),
-        alibi_slopes=_view_if("alibi_slopes", alibi_slopes),
-        sinks=_view_if("sinks", sinks),
-        k_scales=k_scales,
-        v_scales=v_scales,
+        cu_seqlens_q=_view_if("cu_seqlens_q", call.cu_seqlens_q),
+        alibi_slopes=_view_if("alibi_slopes", call.alibi_slopes),
+        sinks=_view_if("sinks", call.sinks),
+        k_scales=_scale("k_scale", call.k_scale)[1],
+        v_scales=_scale("v_scale", call.v_scale)[1],
     )
     inputs.check()
-    scale = queries.shape[2] ** -0.5 if scale is None else scale
-    options = attention.Options(scale, causal, window_left, softcap, k_number, v_number)
-    handle = _stream_of(stream, q, queries.device)
+    if arguments.is_debugging(call.debug):
+        debug.check_batch(call, queries.shape[0], keys.shape, options.window_left)
+    handle = _stream_of(call.stream, call.q, queries.device)
     if queries.shape[0]:
-        made = _plan(inputs, q, workspace, deterministic=deterministic)
+        made = _plan(inputs, call.q, call.workspace, deterministic=call.deterministic)
         if made is not None:
             made.update(
                 *(inputs.seq_lens, inputs.cu_seqlens_q),
-                window_left=window_left,
-                causal=causal,
+                window_left=options.window_left,
+                causal=options.causal,
                 split_rows=made.size.split_rows,
                 stream=handle,
             )
         attention.attend(inputs, options, made, launch.launcher_of(queries.device), handle)
-    return (out, lse) if return_lse else out
+    return (out, lse) if call.return_lse else out
 
 
 def _size(inputs: attention.Inputs, *, deterministic: bool) -> plan.PlanSize | None:
@@ -147,93 +121,82 @@ def _plan(
     return plan.Plan(size, memory, launch.launcher_of(inputs.q.device))
 
 
-def write_kv(
-    k: Any,
-    v: Any,
-    k_cache: Any,
-    v_cache: Any,
-    slot_mapping: Any,
-    *,
-    cos: Any,
-    sin: Any,
-    k_scale: Any,
-    v_scale: Any,
-    kv_dtype: str | None,
-    stream: Any,
-) -> None:
+def write_kv(call: WriteCall) -> None:
     """Do what the public `write_kv` says, for arrays in GPU memory."""
-    keys, values = _caches(k_cache, v_cache, kv_dtype)
+    keys, values = _caches(call.k_cache, call.v_cache, call.kv_dtype)
     (k_number, k_scales), (v_number, v_scales) = (
-        _scale("k_scale", k_scale),
-        _scale("v_scale", v_scale),
+        _scale("k_scale", call.k_scale),
+        _scale("v_scale", call.v_scale),
     )
     write = cache.Write(
-        *(_view_floats("k", k), _view_floats("v", v), keys, values),
-        view("slot_mapping", slot_mapping),
-        *(_view_if("cos", cos), _view_if("sin", sin), k_scales, v_scales),
+        *(_view_floats("k", call.k), _view_floats("v", call.v), keys, values),
+        view("slot_mapping", call.slot_mapping),
+        *(_view_if("cos", call.cos), _view_if("sin", call.sin), k_scales, v_scales),
         k_scale=k_number,
         v_scale=v_number,
     )
     write.check()
-    write.run(launch.launcher_of(keys.device), _stream_of(stream, k_cache, keys.device))
+    if arguments.is_debugging(call.debug):
+        debug.check_slots(call.slot_mapping, keys.shape)
+    write.run(launch.launcher_of(keys.device), _stream_of(call.stream, call.k_cache, keys.device))
 
 
-def copy_blocks(
-    caches: Sequence[Any], triples: Sequence[tuple[int, int, int]], stream: Any
-) -> None:
-    """Copy checked triples within caches in GPU memory."""
+def gather_kv(k_cache: Any, *_arrays: Any, **_options: Any) -> NoReturn:
+    """Refuse what is done on a CPU only."""
+    rule = "gather_kv takes caches in CPU memory only"
+    raise ArrayError(f"{rule}, got {type(k_cache).__qualname__} in GPU memory")
+
+
+def copy_blocks(caches: Sequence[Any], copies: Iterable[Any], stream: Any = None) -> None:
+    """Do what the public `copy_blocks` says, for caches in GPU memory."""
     views = [view(f"caches[{n}]", array) for n, array in enumerate(caches)]
-    copies = np.array(triples, np.int32).reshape(-1, 3)
+    arguments.check_pools("caches", [one.shape for one in views])
+    checked = arguments.check_copies(copies, *arguments.blocks_of(views[0].shape))
+    _refuse_packed("caches", views)
     launcher = launch.launcher_of(views[0].device)
-    cache.copy_blocks(
-        views, views, copies, launcher, _stream_of(stream, caches[0], views[0].device)
-    )
+    handle = _stream_of(stream, caches[0], views[0].device)
+    cache.copy_blocks(views, views, _as_array(checked), launcher, handle)
+
+
+def _as_array(copies: Sequence[arguments.Copy]) -> "np.ndarray[Any, np.dtype[np.int32]]":
+    return np.array(copies, np.int32).reshape(-1, 3)
+
+
+def _refuse_packed(names: str, views: Sequence[DeviceArray]) -> None:
+    for n, one in enumerate(views):
+        if len(one.shape) == _X_PACKED_AXES:
+            rule = f"{names}[{n}] must have 3 or 4 axes on a GPU: x-packed keys are taken on a CPU only"
+            raise ShapeError(f"{rule}, got {list(one.shape)}")
+        if len(one.shape) == 4:
+            one.require_dense_rows()
 
 
 def swap_blocks(
     sources: Sequence[Any],
     destinations: Sequence[Any],
-    copies: Sequence[tuple[int, int, int]],
+    copies: Iterable[Any],
     *,
     stream: Any = None,
 ) -> None:
-    """Copy blocks between the caches of a GPU and caches in pinned memory of the host.
-
-    The GPU reads and writes pinned memory itself: one launch for all layers, no staging, and done when
-    `stream` has got there, so that the caller's events say when a block may be used again.
-
-    Args:
-        sources: Caches [num_blocks, Hkv, block_size, D]: torch tensors, CuPy arrays, or NumPy
-            arrays in pinned memory.
-        destinations: As many caches, of the shapes of the sources but for num_blocks.
-        copies: (source, destination, num_tokens) triples; no destination comes twice.
-        stream: Where to launch; None means the current stream of the caller's framework.
-
-    Raises:
-        ArrayError: for memory that the GPU cannot reach.
-        ShapeError, ArgumentError: before anything is launched.
-    """
+    """Do what the public `swap_blocks` says, between GPU memory and that or pinned memory."""
     on_gpu = [array for array in (*sources, *destinations) if _is_in_gpu_memory(array)]
-    if not on_gpu or len(sources) != len(destinations):
-        rule = "sources and destinations must be as many, and one of them on a GPU"
-        raise ArgumentError(f"{rule}, got {len(sources)} and {len(destinations)}")
+    if not on_gpu:
+        raise ArgumentError("sources or destinations must be on a GPU, got neither")
     device = view("cache", on_gpu[0]).device
-    views = [
+    ours, theirs = (
         [_view_reachable(f"{name}[{n}]", array, device) for n, array in enumerate(caches)]
         for name, caches in (("sources", sources), ("destinations", destinations))
-    ]
-    for one, other in zip(*views, strict=True):
-        other.require((one.dtype,), "num_blocks, Hkv, block_size, D", (None, *one.shape[1:]))
-    triples = np.array([tuple(copy) for copy in copies], np.int32).reshape(-1, 3)
-    limits = (views[0][0].shape[0], views[1][0].shape[0], views[0][0].shape[2] + 1)
-    if ((triples < 0) | (triples >= limits)).any():
-        rule = f"copies must be (source, destination, num_tokens) below {limits}"
-        raise ArgumentError(f"{rule}, got {triples.tolist()}")
-    if len(set(triples[:, 1].tolist())) != len(triples):
-        raise ArgumentError("a block must be the destination of one copy only, got one twice")
+    )
+    arguments.check_swap_pools([one.shape for one in ours], [one.shape for one in theirs])
+    for one, other in zip(ours, theirs, strict=True):
+        other.require((one.dtype,), "num_blocks, Hkv, block_size, D", other.shape)
+    _refuse_packed("sources", ours)
+    _refuse_packed("destinations", theirs)
+    num_sources, block_size = arguments.blocks_of(ours[0].shape)
+    checked = arguments.check_swaps(copies, num_sources, theirs[0].shape[0], block_size)
     handle = _stream_of(stream, on_gpu[0], device)
     launcher = launch.launcher_of(device)
-    cache.copy_blocks(views[0], views[1], triples, launcher, handle, is_swap=True)
+    cache.copy_blocks(ours, theirs, _as_array(checked), launcher, handle, is_swap=True)
 
 
 def _is_in_gpu_memory(array: Any) -> bool:
@@ -266,16 +229,7 @@ def merge_states(
     lse: Any = None,
     stream: Any = None,
 ) -> tuple[Any, Any]:
-    """Merge results over disjoint sets of keys, in the order given; returns (out, lse).
-
-    Args:
-        outs: Results [T, Hq, D], at most 16, float32, float16 or bfloat16, C-contiguous.
-        lses: Their float32 [T, Hq], natural.
-        sinks: Float32 [Hq]; then none of the results may have counted them.
-        out: Like one of outs, written; None makes one.
-        lse: Like one of lses, written; None makes one.
-        stream: Where to launch; None means the current stream of the caller's framework.
-    """
+    """Do what the public `merge_states` says, for results in GPU memory."""
     views = [_view_floats(f"outs[{n}]", array) for n, array in enumerate(outs)]
     if not views:
         raise ArgumentError("outs must hold at least one result, got none")

@@ -79,6 +79,13 @@ def empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
     return _cupy().empty(shape, kind)
 
 
+def to_host(array: Any) -> "np.ndarray[Any, Any]":
+    """Copy an array to the host, when its framework's current stream has got there."""
+    if type(array).__module__.partition(".")[0] == "torch":
+        return np.asarray(array.cpu())
+    return np.asarray(_cupy().asnumpy(_cupy().asarray(array)))
+
+
 def is_pinned(pointer: int) -> bool:
     """Whether an address of the host is pinned memory, which a GPU reaches."""
     runtime = _cupy().cuda.runtime
