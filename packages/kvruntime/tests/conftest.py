@@ -146,7 +146,7 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_llm(tiny_checkpoint: Callable[[str], Path]) -> Callable[..., LLM]:
     """Return a function from a name in `_TINY` and settings of the engine to a new `LLM`."""
 

@@ -15,6 +15,7 @@ from kvruntime import (
     AnswerStream,
     AsyncLLM,
     BeamSearchParams,
+    CheckpointNotFound,
     Delta,
     Engine,
     EngineBusy,
@@ -272,10 +273,10 @@ def test_an_engine_that_fails_answers_everybody_and_takes_nobody(
         async with running(llm) as async_llm:
             streams = [await async_llm.submit([5, i], ENDLESS, request_id=str(i)) for i in range(3)]
             for stream in streams:
-                with pytest.raises(EngineFailed, match="ValueError: no such layer"):
+                with pytest.raises(EngineFailed, match=r"ValueError\('no such layer'\)"):
                     await texts(stream)
             assert async_llm.status == "failed"
-            assert async_llm.reason == "ValueError: no such layer"
+            assert repr(async_llm.error) == "ValueError('no such layer')"
             with pytest.raises(EngineUnavailable, match="no such layer"):
                 await async_llm.submit([5], GREEDY, request_id="d")
             assert (await pool(async_llm)).num_held_blocks == 0
@@ -288,7 +289,7 @@ def test_a_model_that_cannot_be_loaded_fails(tmp_path: Path) -> None:
         async with running(lambda: LLM(tmp_path / "nothing")) as async_llm:
             await async_llm.loaded()
             assert async_llm.status == "failed"
-            assert "nothing" in async_llm.reason
+            assert isinstance(async_llm.error, CheckpointNotFound)
 
     asyncio.run(load())
 

@@ -78,7 +78,7 @@ class AsyncLLM:
         self._source = llm
         self._llm = llm if isinstance(llm, LLM) else None
         self._status: Status = "loading" if self._llm is None else "ready"
-        self._reason = ""
+        self._error: Exception | None = None
         self._is_stopped = False
         self._num_threads = torch.get_num_threads()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -99,9 +99,9 @@ class AsyncLLM:
         return self._status
 
     @property
-    def reason(self) -> str:
-        """What failed, where the status is "failed"."""
-        return self._reason
+    def error(self) -> Exception | None:
+        """What the engine failed with, where the status is "failed"."""
+        return self._error
 
     @property
     def llm(self) -> LLM:
@@ -161,9 +161,21 @@ class AsyncLLM:
     def check_ready(self) -> None:
         """Refuse unless requests are taken. `EngineUnavailable`."""
         if self._status == "failed":
-            raise EngineUnavailable(f"the engine failed: {self._reason}")
+            raise EngineUnavailable(f"the engine failed: {self._error!r}")
         if self._status != "ready":
             raise EngineUnavailable(f"the engine is {self._status}")
+
+    @property
+    def num_waiting(self) -> int:
+        """The answers that wait, as far as can be told while the engine works."""
+        return 0 if self._llm is None else self._llm.engine.scheduler.num_waiting_sequences
+
+    def check_room(self, num_answers: int) -> None:
+        """Refuse what there is surely no room for, before it costs anything. `EngineBusy`.
+
+        `submit` decides; this is as far as can be told while the engine works.
+        """
+        self.llm.engine.check_room(num_answers, 0)
 
     async def loaded(self) -> None:
         """Wait until the status is not "loading" any more."""
@@ -287,9 +299,9 @@ class AsyncLLM:
         self._drop_all(EngineUnavailable("the engine was stopped"), "abort")
 
     def _fail(self, error: Exception) -> None:
-        self._reason = f"{type(error).__name__}: {error}"
+        self._error = error
         self._status = "failed"
-        self._drop_all(EngineFailed(f"the engine failed: {self._reason}"), "error")
+        self._drop_all(EngineFailed(f"the engine failed: {error!r}"), "error")
 
     def _drop_all(self, error: Exception, reason: str) -> None:
         for opened in list(self._open.values()):

@@ -88,20 +88,33 @@ class Engine:
             self._num_rejections += 1
             raise
 
+    def check_room(self, num_answers: int, num_prompt_tokens: int) -> None:
+        """Refuse what the queue has no room for now. `EngineBusy`."""
+        waiting, limit = self.scheduler.num_waiting_sequences, self.config.max_num_waiting
+        if limit is not None and waiting + num_answers > limit:
+            raise EngineBusy(
+                f"at most {limit} answers may wait, got {num_answers} more than the "
+                f"{waiting} that wait already"
+            )
+        waiting, limit = self.scheduler.num_waiting_tokens, self.config.max_num_waiting_tokens
+        if limit is not None and waiting and waiting + num_prompt_tokens > limit:
+            raise EngineBusy(
+                f"prompts of at most {limit} tokens may wait, got {num_prompt_tokens} tokens more "
+                f"than the {waiting} that wait already"
+            )
+
     def add(self, request: Request) -> None:
         """Queue a request.
 
-        `InvalidRequest` for what can never be served, `EngineBusy` where `max_num_waiting` answers
-        wait already.
+        `InvalidRequest` for what can never be served, `EngineBusy` where as many answers or tokens
+        wait as may wait.
         """
         self.check_request(request.prompt_token_ids, request.params)
-        waiting, limit = self.scheduler.num_waiting_sequences, self.config.max_num_waiting
-        if limit is not None and waiting + request.num_seats > limit:
+        try:
+            self.check_room(request.num_seats, len(request.prompt_token_ids))
+        except EngineBusy:
             self._num_rejections += 1
-            raise EngineBusy(
-                f"at most {limit} answers may wait, got {request.num_seats} more than the "
-                f"{waiting} that wait already"
-            )
+            raise
         if isinstance(request.params, BeamSearchParams):
             longest = self.max_model_len - len(request.prompt_token_ids)
             request.beam_search = BeamSearch(
@@ -187,12 +200,13 @@ class Engine:
                 )
 
     def _check_params(self, params: GenerationParams) -> None:
-        if params.num_sequences > self.config.max_num_seqs:
-            name = "num_beams" if isinstance(params, BeamSearchParams) else "n"
-            raise InvalidRequest(
-                f"{name} must be at most max_num_seqs, got {params.num_sequences} and "
-                f"{self.config.max_num_seqs}"
-            )
+        name = "num_beams" if isinstance(params, BeamSearchParams) else "n"
+        for setting in ("max_num_seqs", "max_num_waiting"):
+            limit = getattr(self.config, setting)
+            if limit is not None and params.num_sequences > limit:
+                raise InvalidRequest(
+                    f"{name} must be at most {setting}, got {params.num_sequences} and {limit}"
+                )
         self._check_token_ids(params.stop_token_ids)
         self._check_token_ids(params.logit_bias)
         if isinstance(params, SamplingParams) and params.stop and self._tokenizer is None:

@@ -43,6 +43,8 @@ class SchedulerConfig:
             blocks to host memory and back, and recomputes where that is full; "auto" swaps what
             has computed at least one block.
         max_num_waiting: answers that may wait to be admitted; more are refused. None has no limit.
+        max_num_waiting_tokens: tokens of prompts that may wait to be admitted; more are refused, unless
+            nothing waits. None has no limit.
         log_steps: how many of the last steps the step log keeps.
     """
 
@@ -54,6 +56,7 @@ class SchedulerConfig:
     eviction: Eviction = "before"
     preemption: Preemption = "recompute"
     max_num_waiting: int | None = None
+    max_num_waiting_tokens: int | None = None
     log_steps: int = 256
 
     def __post_init__(self) -> None:

@@ -80,6 +80,12 @@ class Scheduler:
         """Answers to come of requests that wait."""
         return sum(1 if s.request.is_forked else s.request.num_seats for s in self.waiting)
 
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens of the prompts of requests that wait."""
+        requests = {sequence.request for sequence in self.waiting}
+        return sum(len(request.prompt_token_ids) for request in requests)
+
     def add(self, request: Request) -> None:
         """Queue a request."""
         request.arrival = self._num_arrived

@@ -5,6 +5,7 @@ be beyond the rows of an embedding, which whoever feeds the model checks.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,6 +38,7 @@ class Tokenizer:
         self._special_tokens = _special_tokens(settings)
         self._chat_template = chat_template
         self._compiled: jinja2.Template | None = None
+        self._token_bytes: _TokenBytes | None = None
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self:
@@ -102,6 +104,15 @@ class Tokenizer:
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for, which need not be whole characters.
+
+        Those of all tokens of a text, one after the other, are the bytes of that text.
+        """
+        if self._token_bytes is None:
+            self._token_bytes = _TokenBytes(self._backend)
+        return self._token_bytes[token_id]
+
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
     ) -> str:
@@ -133,6 +144,42 @@ class Tokenizer:
     def _token_id(self, name: str) -> int | None:
         token = self._special_tokens.get(name)
         return None if token is None else self._backend.token_to_id(token)
+
+
+class _TokenBytes:
+    """The bytes of tokens, by the decoder that a tokenizer has."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self._backend = backend
+        decoder = json.loads(backend.to_str())["decoder"] or {}
+        kinds = {decoder.get("type"), *(one["type"] for one in decoder.get("decoders", ()))}
+        self._is_byte_level = "ByteLevel" in kinds
+        self._added = backend.get_added_tokens_decoder()
+
+    def __getitem__(self, token_id: int) -> bytes:
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token_id in self._added:
+            return token.encode()
+        if self._is_byte_level:
+            return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+        if re.fullmatch(r"<0x[0-9A-F]{2}>", token):  # a byte that SentencePiece has no piece for
+            return bytes([int(token[3:5], 16)])
+        return token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
+
+
+def _byte_of_character() -> dict[str, int]:
+    """The characters that GPT-2 writes bytes as: printable ones as they are, then from 256 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {
+        **{chr(byte): byte for byte in printable},
+        **{chr(256 + place): byte for place, byte in enumerate(others)},
+    }
+
+
+_BYTE_OF_CHARACTER = _byte_of_character()
 
 
 def _read_chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:

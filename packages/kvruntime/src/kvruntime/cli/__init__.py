@@ -16,6 +16,7 @@ import typer
 from kvruntime._version import __version__
 from kvruntime.cli.demo import demo
 from kvruntime.cli.generate import generate
+from kvruntime.cli.serve import serve
 from kvruntime.errors import KVRuntimeError
 
 __all__ = ["app", "main"]
@@ -34,6 +35,7 @@ app.command(epilog='Example: kvruntime generate --prompt "What is a page table?"
     generate
 )
 app.command(epilog="Example: kvruntime demo --json")(demo)
+app.command(epilog="Example: kvruntime serve --model smollm2 --port 8000")(serve)
 
 
 def main() -> None:

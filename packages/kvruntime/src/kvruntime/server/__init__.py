@@ -1,0 +1,52 @@
+"""An OpenAI-compatible server: `create_app` makes it of an `AsyncLLM`.
+
+Knows which path is answered by what. Needs the extra `serve`.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.routing import BaseRoute, Route
+
+from kvruntime.async_llm import AsyncLLM
+from kvruntime.server.authentication import Authentication
+from kvruntime.server.chat import chat_completions
+from kvruntime.server.completions import completions
+from kvruntime.server.errors import exception_handlers
+from kvruntime.server.service import Service
+from kvruntime.server.settings import ServerSettings
+from kvruntime.server.status import health, model, models, ready
+
+__all__ = ["ServerSettings", "Service", "create_app", "routes"]
+
+routes: list[BaseRoute] = [
+    Route("/v1/models", models),
+    Route("/v1/models/{name:path}", model),
+    Route("/v1/completions", completions, methods=["POST"]),
+    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    Route("/health", health),
+    Route("/ready", ready),
+]
+
+
+def create_app(async_llm: AsyncLLM, settings: ServerSettings | None = None) -> Starlette:
+    """Return the application that serves a model; the model is stopped when it shuts down."""
+    settings = settings or ServerSettings()
+    service = Service(async_llm, settings)
+    async_llm.observers.append(service.throughput)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await async_llm.stop()
+
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(Authentication, settings=settings)],
+        exception_handlers=exception_handlers(),
+        lifespan=lifespan,
+    )
+    app.state.service = service
+    return app

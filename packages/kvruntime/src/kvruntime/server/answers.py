@@ -1,0 +1,96 @@
+"""The answers to all prompts of one request of HTTP, as one stream of choices.
+
+Knows how choices are numbered and tokens counted. Does not know JSON, text formats or endpoints.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from kvruntime.answer_stream import AnswerStream, Delta
+from kvruntime.async_llm import AsyncLLM, Params
+from kvruntime.server.responses import PromptDetails, Usage
+
+__all__ = ["Answers"]
+
+
+class Answers:
+    """The deltas of n answers to each prompt: choice `prompt * n + answer`.
+
+    Whoever has it closes it; then what still runs is aborted.
+    """
+
+    def __init__(self, streams: Sequence[AnswerStream], n: int) -> None:
+        self.streams = streams
+        self.n = n
+        self._num_tokens = 0
+
+    @classmethod
+    async def open(
+        cls,
+        async_llm: AsyncLLM,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[Params],
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> "Answers":
+        """Submit every prompt, or none: what one of them is refused for is raised."""
+        tasks = [
+            asyncio.ensure_future(
+                async_llm.submit(
+                    prompt,
+                    chosen,
+                    request_id=f"{request_id}-{index}",
+                    priority=priority,
+                    cache_salt=cache_salt,
+                )
+            )
+            for index, (prompt, chosen) in enumerate(zip(prompts, params, strict=True))
+        ]
+        try:
+            return cls(await asyncio.gather(*tasks), params[0].n)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            for stream in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(stream, AnswerStream):
+                    stream.abort()
+            raise
+
+    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+        """Yield choices and what is new of them, of whichever prompt has something first."""
+        reading = {
+            asyncio.ensure_future(anext(stream, None)): (place, stream)
+            for place, stream in enumerate(self.streams)
+        }
+        try:
+            while reading:
+                done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    place, stream = reading.pop(task)
+                    if (delta := task.result()) is None:
+                        continue
+                    reading[asyncio.ensure_future(anext(stream, None))] = place, stream
+                    self._num_tokens += len(delta.token_ids)
+                    yield place * self.n + delta.index, delta
+        finally:
+            for task in reading:
+                task.cancel()
+
+    def usage(self) -> Usage:
+        """Count the tokens; of the answers, those that have been read."""
+        num_prompt_tokens = sum(stream.num_prompt_tokens for stream in self.streams)
+        return Usage(
+            prompt_tokens=num_prompt_tokens,
+            completion_tokens=self._num_tokens,
+            total_tokens=num_prompt_tokens + self._num_tokens,
+            prompt_tokens_details=PromptDetails(
+                cached_tokens=sum(stream.num_cached_tokens for stream in self.streams)
+            ),
+        )
+
+    def close(self) -> None:
+        """Abort what still runs."""
+        for stream in self.streams:
+            stream.abort()

@@ -1,0 +1,162 @@
+"""`/v1/chat/completions`: a conversation in, the assistant's next message out.
+
+Knows this endpoint's fields and chunks, and that the checkpoint's template writes the prompt. Does
+not know how tokens come about.
+"""
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kvruntime.answer_stream import Delta
+from kvruntime.server.answers import Answers
+from kvruntime.server.errors import stream_error
+from kvruntime.server.logprobs import chat_logprobs
+from kvruntime.server.protocol import ChatCompletionRequest
+from kvruntime.server.responses import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    FinishReason,
+    Usage,
+)
+from kvruntime.server.service import FINGERPRINT, Service, service_of
+from kvruntime.server.sse import DONE, EventStreamResponse, event, while_connected
+
+__all__ = ["chat_completions"]
+
+
+async def chat_completions(request: Request) -> Response:
+    """Answer a request for chat completions."""
+    service = service_of(request)
+    body = await service.read(request, ChatCompletionRequest)
+    service.admit(body, 1)
+    return await while_connected(request.receive, _respond(service, request, body))
+
+
+async def _respond(service: Service, request: Request, body: ChatCompletionRequest) -> Response:
+    prompt = await service.in_thread(lambda: _token_ids(service, body))
+    longest = service.num_tokens_left(prompt)
+    params = body.params(
+        longest if body.limit is None else min(body.limit, longest),
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+    writer = _Writer(service, body)
+    answers = await service.open(request, body, [prompt], [params], request_id=writer.id)
+    headers = {"X-Request-Id": writer.id}
+    if body.stream:
+        return EventStreamResponse(
+            writer.events(answers),
+            close=answers.close,
+            seconds=service.settings.request_seconds,
+            tell=stream_error,
+            headers=headers,
+        )
+    with contextlib.closing(answers):
+        async with asyncio.timeout(service.settings.request_seconds):
+            whole = await writer.whole(answers)
+    return Response(whole, media_type="application/json", headers=headers)
+
+
+def _token_ids(service: Service, body: ChatCompletionRequest) -> list[int]:
+    tokenizer = service.async_llm.llm.tokenizer
+    text = tokenizer.apply_chat_template([one.as_template_input() for one in body.messages])
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+class _Writer:
+    """Writes the answers to one request, whole or in chunks."""
+
+    def __init__(self, service: Service, body: ChatCompletionRequest) -> None:
+        self.id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._service = service
+        self._body = body
+        self._created = int(time.time())
+
+    async def whole(self, answers: Answers) -> str:
+        """Return the body of the answer."""
+        deltas: dict[int, Delta] = {}
+        async for index, delta in answers.deltas():
+            before = deltas.get(index)
+            deltas[index] = delta if before is None else before.then(delta)
+        return ChatCompletion(
+            id=self.id,
+            object="chat.completion",
+            created=self._created,
+            model=self._service.settings.model_names[0],
+            system_fingerprint=FINGERPRINT,
+            choices=[self._choice(index, deltas[index]) for index in sorted(deltas)],
+            usage=answers.usage(),
+        ).model_dump_json()
+
+    async def events(self, answers: Answers) -> AsyncGenerator[bytes]:
+        """Yield the role of each answer, a chunk for each delta that says something, and the end."""
+        begun: set[int] = set()
+        async for index, delta in answers.deltas():
+            if index not in begun:
+                begun.add(index)
+                first = ChatDelta(role="assistant", content="")
+                yield self._chunk(_chunk_choice(index, first))
+            for choice in self._chunk_choices(index, delta):
+                yield self._chunk(choice)
+        if self._body.includes_usage:
+            yield self._chunk(usage=answers.usage())
+        yield DONE
+
+    def _choice(self, index: int, delta: Delta) -> ChatChoice:
+        assert delta.finish_reason is not None, "the stream has ended"
+        return ChatChoice(
+            index=index,
+            message=ChatMessage(role="assistant", content=delta.text),
+            logprobs=self._logprobs(delta),
+            finish_reason=delta.finish_reason.value,
+            stop_reason=delta.stop_reason,
+        )
+
+    def _chunk_choices(self, index: int, delta: Delta) -> Iterator[ChatChunkChoice]:
+        """What is new of an answer, and on its own that it has ended."""
+        if delta.text or delta.logprobs:
+            content = ChatDelta(content=delta.text)
+            logprobs = self._logprobs(delta)
+            yield _chunk_choice(index, content, logprobs)
+        if delta.finish_reason is not None:
+            end = _chunk_choice(index, ChatDelta(), finish_reason=delta.finish_reason.value)
+            yield end.model_copy(update={"stop_reason": delta.stop_reason})
+
+    def _chunk(self, choice: ChatChunkChoice | None = None, usage: Usage | None = None) -> bytes:
+        chunk = ChatChunk(
+            id=self.id,
+            object="chat.completion.chunk",
+            created=self._created,
+            model=self._service.settings.model_names[0],
+            system_fingerprint=FINGERPRINT,
+            choices=[] if choice is None else [choice],
+            usage=usage,
+        )
+        # Of a delta, what is not new is left out.
+        hidden = None if self._body.includes_usage else {"usage"}
+        return event(chunk.model_dump_json(exclude_unset=True, exclude=hidden))
+
+    def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
+        if not self._body.logprobs:
+            return None
+        return chat_logprobs(self._service.async_llm.llm.tokenizer, delta.logprobs)
+
+
+def _chunk_choice(
+    index: int,
+    delta: ChatDelta,
+    logprobs: ChatLogprobs | None = None,
+    finish_reason: FinishReason | None = None,
+) -> ChatChunkChoice:
+    # Clients expect these two in every chunk, null as they mostly are.
+    return ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)

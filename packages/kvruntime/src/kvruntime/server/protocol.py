@@ -1,0 +1,274 @@
+"""The requests of the OpenAI API that are served, field by field, with the extras of vLLM.
+
+A field that is not here is refused by its name, and so is a value of the wrong type; null is the
+same as leaving a field out. A field that can only have the value that changes nothing says so by
+its type.
+
+Knows JSON and the sampling parameters behind it. Does not know what a model, a queue or a context
+can hold.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from kvruntime.sampling_params import BeamSearchParams, SamplingParams
+
+__all__ = [
+    "ChatCompletionRequest",
+    "CompletionRequest",
+    "GenerationRequest",
+    "Message",
+    "StreamOptions",
+]
+
+MAX_NUM_ANSWERS = 128
+MAX_NUM_PROMPTS = 256
+MAX_NUM_LOGPROBS = 20
+MAX_NUM_STOPS = 16
+MAX_STOP_LENGTH = 256
+MAX_NUM_BIASES = 1024
+MAX_NUM_MESSAGES = 4096
+
+Answers: TypeAlias = Annotated[int, Field(ge=1, le=MAX_NUM_ANSWERS)]
+TopLogprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_NUM_LOGPROBS)]
+TokenId: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
+Stop: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
+
+# What only sampling knows, and the values that say nothing.
+_OF_SAMPLING: dict[str, tuple[object, ...]] = {
+    "temperature": (0, 1),
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "seed": (),
+    "stop": (),
+    "include_stop_str_in_output": (False,),
+    "logprobs": (False,),
+    "top_logprobs": (),
+}
+_OF_BEAMS = ("num_beams", "length_penalty", "early_stopping")
+
+
+class Body(BaseModel):
+    """What every object of a request's body obeys."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_nulls(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        return {name: value for name, value in data.items() if value is not None}
+
+
+class StreamOptions(Body):
+    """What a stream says besides its answers."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class GenerationRequest(Body):
+    """What completions and chat completions share.
+
+    `n` answers with `use_beam_search` are the best of `num_beams`, which is `n` if it is not given.
+    """
+
+    model: str
+    n: Answers = 1
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_NUM_STOPS)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
+    logit_bias: Annotated[
+        dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_NUM_BIASES)
+    ] = Field(default_factory=dict)
+    user: str | None = None  # which is for the provider's own records, of which there are none
+
+    top_k: Annotated[int, Field(ge=-1)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    ignore_eos: bool = False
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_NUM_STOPS)] = Field(
+        default_factory=list
+    )
+    include_stop_str_in_output: bool = False
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+
+    use_beam_search: bool = False
+    num_beams: Answers | None = None
+    length_penalty: Annotated[float, Field(ge=-100, le=100)] = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream to be true")
+        given = self.model_fields_set
+        if not self.use_beam_search:
+            if strange := [name for name in _OF_BEAMS if name in given]:
+                raise ValueError(f"{strange[0]} needs use_beam_search to be true")
+            return self
+        for name, neutral in _OF_SAMPLING.items():
+            if name in given and getattr(self, name) not in neutral:
+                raise ValueError(f"{name} cannot go with use_beam_search")
+        return self
+
+    @property
+    def num_sequences(self) -> int:
+        """How many answers to a prompt run side by side."""
+        return (self.num_beams or self.n) if self.use_beam_search else self.n
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with a chunk that counts tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def params(
+        self,
+        max_tokens: int,
+        *,
+        best_of: int | None = None,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+    ) -> SamplingParams | BeamSearchParams:
+        """Return what the engine is asked for. `InvalidRequest` where values do not go together."""
+        shared: dict[str, Any] = {
+            "n": self.n,
+            "max_tokens": max_tokens,
+            "min_tokens": self.min_tokens,
+            "ignore_eos": self.ignore_eos,
+            "stop_token_ids": self.stop_token_ids,
+            "repetition_penalty": self.repetition_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "logit_bias": {_token_id(name): bias for name, bias in self.logit_bias.items()},
+        }
+        if self.use_beam_search:
+            return BeamSearchParams(
+                **shared,
+                num_beams=self.num_sequences,
+                length_penalty=self.length_penalty,
+                early_stopping=self.early_stopping,
+            )
+        return SamplingParams(
+            **shared,
+            best_of=best_of,
+            temperature=self.temperature,
+            top_k=max(0, self.top_k),
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=None if self.seed is None else self.seed % 2**64,
+            stop=self.stop or (),
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+
+class CompletionRequest(GenerationRequest):
+    """The body of `/v1/completions`."""
+
+    prompt: (
+        str
+        | Annotated[list[TokenId], Field(min_length=1)]
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_NUM_PROMPTS)]
+        | Annotated[list[list[TokenId]], Field(min_length=1, max_length=MAX_NUM_PROMPTS)]
+    )
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 16
+    best_of: Answers | None = None
+    logprobs: TopLogprobs | None = None
+    echo: bool = False
+
+    @model_validator(mode="after")
+    def _check_completion(self) -> Self:
+        if self.best_of is not None and self.best_of < self.n:
+            raise ValueError(f"best_of must be at least n, got {self.best_of} and {self.n}")
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens must be at least 1, or echo must be true, got 0 and false")
+        if self.use_beam_search and self.best_of is not None:
+            raise ValueError("best_of cannot go with use_beam_search; num_beams says how many")
+        return self
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """One prompt is a list of one."""
+        prompt: Any = self.prompt
+        if isinstance(prompt, str) or isinstance(prompt[0], int):
+            return [prompt]
+        listed: list[str] | list[list[int]] = prompt
+        return listed
+
+    @property
+    def num_sequences(self) -> int:
+        """How many answers to a prompt run side by side."""
+        return self.best_of or super().num_sequences
+
+
+class TextPart(Body):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Body):
+    """One message of a conversation; answers of ours can be sent back as they are."""
+
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: str | list[TextPart] | None = None
+    name: Annotated[str, Field(max_length=256)] | None = None
+
+    def as_template_input(self) -> dict[str, Any]:
+        """Return what chat templates are written for: content that is one text."""
+        content = self.content
+        if isinstance(content, list):
+            content = "\n".join(part.text for part in content)
+        message: dict[str, Any] = {"role": self.role, "content": content or ""}
+        return message if self.name is None else {**message, "name": self.name}
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """The body of `/v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_NUM_MESSAGES)]
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    logprobs: bool = False
+    top_logprobs: TopLogprobs | None = None
+    modalities: list[Literal["text"]] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: Literal[False] = False
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs to be true")
+        if None not in {self.max_tokens, self.max_completion_tokens} and (
+            self.max_tokens != self.max_completion_tokens
+        ):
+            raise ValueError(
+                f"max_tokens and max_completion_tokens are the same, "
+                f"got {self.max_tokens} and {self.max_completion_tokens}"
+            )
+        return self
+
+    @property
+    def limit(self) -> int | None:
+        """The tokens an answer may have, if the client says it."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+def _token_id(name: str) -> Any:
+    """A key of `logit_bias`; what is no token id is refused by who knows which there are."""
+    return int(name) if name.isascii() and name.isdecimal() and len(name) < 12 else name

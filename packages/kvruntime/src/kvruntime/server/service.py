@@ -1,0 +1,134 @@
+"""What the endpoints share: the engine, the settings, and the way from a body to answers.
+
+Knows bodies, names, tenants and limits. Does not know what an endpoint's answers look like.
+"""
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from kvruntime._version import __version__
+from kvruntime.async_llm import AsyncLLM, Params
+from kvruntime.server.answers import Answers
+from kvruntime.server.errors import APIError
+from kvruntime.server.overload import Throughput
+from kvruntime.server.protocol import GenerationRequest
+from kvruntime.server.settings import ServerSettings
+
+__all__ = ["FINGERPRINT", "Service", "service_of"]
+
+FINGERPRINT = f"kvruntime-{__version__}"
+
+BodyType = TypeVar("BodyType", bound=BaseModel)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One engine that is served, and how."""
+
+    async_llm: AsyncLLM
+    settings: ServerSettings
+    throughput: Throughput = field(default_factory=Throughput)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    async def read(self, request: Request, kind: type[BodyType]) -> BodyType:
+        """Read a body and check it. `APIError` or pydantic's error for what is no such body."""
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if content_type != "application/json":
+            # Not only for order: a page of another site can send all else without being asked.
+            raise APIError(
+                415,
+                "the body must be JSON with the header Content-Type: application/json, "
+                f"got {content_type or 'none'}",
+                code="unsupported_media_type",
+            )
+        try:
+            async with asyncio.timeout(self.settings.body_seconds):
+                body = await self._read_bytes(request)
+        except TimeoutError:
+            raise APIError(
+                408,
+                f"the body must arrive within {self.settings.body_seconds:g} seconds",
+                code="slow_body",
+            ) from None
+        return kind.model_validate_json(body)
+
+    async def _read_bytes(self, request: Request) -> bytes:
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > self.settings.max_body_bytes:
+                raise APIError(
+                    413,
+                    f"the body must have at most {self.settings.max_body_bytes} bytes",
+                    code="body_too_large",
+                )
+        return bytes(body)
+
+    def admit(self, body: GenerationRequest, num_prompts: int) -> None:
+        """Refuse what need not be looked at any further, before any work is done for it.
+
+        `APIError` for another model's name, `EngineUnavailable` and `EngineBusy` as the engine's.
+        """
+        if body.model not in self.settings.model_names:
+            raise APIError(
+                404,
+                f"the model {body.model!r} does not exist; there is "
+                f"{' and '.join(self.settings.model_names)}",
+                param="model",
+                code="model_not_found",
+            )
+        self.async_llm.check_ready()
+        self.async_llm.check_room(num_prompts * body.num_sequences)
+
+    async def open(
+        self,
+        request: Request,
+        body: GenerationRequest,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[Params],
+        *,
+        request_id: str,
+    ) -> Answers:
+        """Submit the prompts of a body."""
+        return await Answers.open(
+            self.async_llm,
+            prompts,
+            params,
+            request_id=request_id,
+            priority=body.priority,
+            cache_salt=_salt(request.scope.get("kvruntime.tenant"), body.cache_salt),
+        )
+
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        """Do what takes long for a long prompt beside the event loop."""
+        return await asyncio.to_thread(function)
+
+    def retry_after(self) -> int:
+        """Return the seconds after which somebody who is refused now may try again."""
+        return self.throughput.seconds_for(self.async_llm.num_waiting)
+
+    def num_tokens_left(self, prompt: Sequence[int]) -> int:
+        """How many tokens can follow a prompt; at least one, and the engine says if there is none."""
+        return max(1, self.async_llm.llm.engine.max_model_len - len(prompt))
+
+
+def service_of(request: Request) -> Service:
+    """Return the service that an application was made for."""
+    service: Service = request.app.state.service
+    return service
+
+
+def _salt(tenant: str | None, cache_salt: str | None) -> str | None:
+    """The namespace of the prefix cache: no choice of one tenant's can name that of another."""
+    if tenant is None and cache_salt is None:
+        return None
+    return hashlib.sha256(json.dumps([tenant, cache_salt]).encode()).hexdigest()
