@@ -10,7 +10,6 @@ from kvruntime import engine_config
 from kvruntime.cli import options
 from kvruntime.engine_config import EngineConfig
 from kvruntime.errors import InvalidRequest, MissingDependency
-from kvruntime.llm import LLM
 
 __all__ = ["serve"]
 
@@ -65,8 +64,9 @@ def serve(
 ) -> None:
     """Serve a model to OpenAI's clients, until Ctrl-C."""
     try:
-        from kvruntime.server.run import run  # noqa: PLC0415 -- other commands do without
-        from kvruntime.server.settings import ServerSettings  # noqa: PLC0415
+        from kvruntime.llm import LLM
+        from kvruntime.server.run import run
+        from kvruntime.server.settings import ServerSettings
     except ImportError as error:
         if error.name not in _NEEDED:
             raise
