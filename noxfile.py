@@ -1,5 +1,6 @@
 """The sessions of this repository: `nox -s demo` shows the main job, `nox -s tests` passes the tests."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,15 @@ import nox
 nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.error_on_external_run = True
-nox.options.sessions = ["tests", "lint", "typecheck", "build", "alone", "release-check"]
+nox.options.sessions = [
+    "tests",
+    "lint",
+    "contracts",
+    "typecheck",
+    "build",
+    "alone",
+    "release-check",
+]
 
 ROOT = Path(__file__).parent
 PACKAGES = ("kvblocks", "kvkernels", "kvruntime")
@@ -67,6 +76,18 @@ def lint(session: nox.Session) -> None:
     install(session, *groups("lint"))
     session.run("ruff", "check", *(session.posargs or ["."]))
     session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def contracts(session: nox.Session) -> None:
+    """Check who imports whom, and that each package declares what it imports and nothing else."""
+    install(session, *groups("contracts"))
+    sources = [str(ROOT / "packages" / name / "src") for name in PACKAGES]
+    session.run("lint-imports", env={"PYTHONPATH": os.pathsep.join(sources)})
+    for name in PACKAGES:
+        with session.chdir(f"packages/{name}"):
+            # Nothing is installed, so deptry says at length how it guesses the names of modules.
+            session.run("deptry", "src", silent=True)
 
 
 @nox.session
