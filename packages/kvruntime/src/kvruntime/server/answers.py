@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Sequence
 
 from kvruntime.answer_stream import AnswerStream, Delta
 from kvruntime.async_llm import AsyncLLM, Params
-from kvruntime.server.responses import PromptDetails, Usage
+from kvruntime.request import FinishReason as EngineReason
+from kvruntime.server.errors import APIError
+from kvruntime.server.responses import FinishReason, PromptDetails, Usage
 
-__all__ = ["Answers"]
+__all__ = ["Answers", "finish_reason"]
 
 
 class Answers:
@@ -59,7 +61,10 @@ class Answers:
             raise
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
-        """Yield choices and what is new of them, of whichever prompt has something first."""
+        """Yield choices and what is new of them, of whichever prompt has something first.
+
+        `APIError` for an answer that cannot go on, and what the streams raise.
+        """
         reading = {
             asyncio.ensure_future(anext(stream, None)): (place, stream)
             for place, stream in enumerate(self.streams)
@@ -72,6 +77,8 @@ class Answers:
                     if (delta := task.result()) is None:
                         continue
                     reading[asyncio.ensure_future(anext(stream, None))] = place, stream
+                    if delta.finish_reason is EngineReason.ERROR:
+                        raise APIError(500, str(delta.stop_reason), code="generation_failed")
                     self._num_tokens += len(delta.token_ids)
                     yield place * self.n + delta.index, delta
         finally:
@@ -94,3 +101,16 @@ class Answers:
         """Abort what still runs."""
         for stream in self.streams:
             stream.abort()
+
+
+def finish_reason(delta: Delta) -> FinishReason | None:
+    """Return why an answer ended, in the words of the API; None while it goes on."""
+    match delta.finish_reason:
+        case None:
+            return None
+        case EngineReason.STOP:
+            return "stop"
+        case EngineReason.LENGTH:
+            return "length"
+        case EngineReason.ERROR:
+            raise AssertionError("an answer that failed is raised where it is read")

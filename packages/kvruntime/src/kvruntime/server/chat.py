@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvruntime.answer_stream import Delta
-from kvruntime.server.answers import Answers
+from kvruntime.server.answers import Answers, finish_reason
 from kvruntime.server.errors import stream_error
 from kvruntime.server.logprobs import chat_logprobs
 from kvruntime.server.protocol import ChatCompletionRequest
@@ -113,12 +113,13 @@ class _Writer:
         yield DONE
 
     def _choice(self, index: int, delta: Delta) -> ChatChoice:
-        assert delta.finish_reason is not None, "the stream has ended"
+        reason = finish_reason(delta)
+        assert reason is not None, "the stream has ended"
         return ChatChoice(
             index=index,
             message=ChatMessage(role="assistant", content=delta.text),
             logprobs=self._logprobs(delta),
-            finish_reason=delta.finish_reason.value,
+            finish_reason=reason,
             stop_reason=delta.stop_reason,
         )
 
@@ -128,8 +129,8 @@ class _Writer:
             content = ChatDelta(content=delta.text)
             logprobs = self._logprobs(delta)
             yield _chunk_choice(index, content, logprobs)
-        if delta.finish_reason is not None:
-            end = _chunk_choice(index, ChatDelta(), finish_reason=delta.finish_reason.value)
+        if (reason := finish_reason(delta)) is not None:
+            end = _chunk_choice(index, ChatDelta(), finish_reason=reason)
             yield end.model_copy(update={"stop_reason": delta.stop_reason})
 
     def _chunk(self, choice: ChatChunkChoice | None = None, usage: Usage | None = None) -> bytes:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from kvruntime.answer_stream import Delta
 from kvruntime.sampler import TokenLogprobs
-from kvruntime.server.answers import Answers
+from kvruntime.server.answers import Answers, finish_reason
 from kvruntime.server.errors import stream_error
 from kvruntime.server.logprobs import CompletionLogprobsWriter
 from kvruntime.server.protocol import CompletionRequest
@@ -131,7 +131,7 @@ class _Writer:
             index=index,
             text=text,
             logprobs=self._logprobs[index].write(token_ids, noted) if wants_logprobs else None,
-            finish_reason=None if delta.finish_reason is None else delta.finish_reason.value,
+            finish_reason=finish_reason(delta),
             stop_reason=delta.stop_reason,
         )
 

@@ -1,6 +1,6 @@
 """The answers of the OpenAI API. Knows their fields; what is not set is not sent."""
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import BaseModel
 
@@ -24,7 +24,7 @@ __all__ = [
     "Usage",
 ]
 
-FinishReason = Literal["stop", "length"]
+FinishReason: TypeAlias = Literal["stop", "length"]
 
 
 class PromptDetails(BaseModel):
