@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         InvalidRequest,
         KVRuntimeError,
         MissingDependency,
+        ServerError,
     )
     from kvruntime.llm import LLM
     from kvruntime.request import CompletionOutput, Event, FinishReason, Request, RequestOutput
@@ -47,6 +48,7 @@ _HOMES = {
         "InvalidRequest",
         "KVRuntimeError",
         "MissingDependency",
+        "ServerError",
     ],
     "llm": ["LLM"],
     "request": ["CompletionOutput", "Event", "FinishReason", "Request", "RequestOutput"],
@@ -99,6 +101,7 @@ __all__ = [
     "Request",
     "RequestOutput",
     "SamplingParams",
+    "ServerError",
     "StepRecord",
     "StructuredOutputsParams",
     "TokenLogprobs",

@@ -9,7 +9,8 @@
     ├── EngineFailed           (RuntimeError)       the engine failed while it served a request
     ├── EngineUnavailable      (RuntimeError)       the engine takes no requests now
     ├── InvalidRequest         (ValueError)         a prompt or a setting that cannot be served
-    └── MissingDependency      (ImportError)        an optional package is not installed
+    ├── MissingDependency      (ImportError)        an optional package is not installed
+    └── ServerError            (ConnectionError)    a server does not answer, or not as it should
 
 This module knows names and meanings only; what is wrong is said where it is found.
 """
@@ -23,6 +24,7 @@ __all__ = [
     "InvalidRequest",
     "KVRuntimeError",
     "MissingDependency",
+    "ServerError",
 ]
 
 
@@ -56,3 +58,7 @@ class InvalidRequest(KVRuntimeError, ValueError):
 
 class MissingDependency(KVRuntimeError, ImportError):
     """An optional package is needed and not installed."""
+
+
+class ServerError(KVRuntimeError, ConnectionError):
+    """A server that is asked does not answer, or not as its interface promises."""

@@ -24,7 +24,16 @@ from kvruntime.request import RequestOutput
 from kvruntime.stats import EngineStats
 from kvruntime.weights import Progress
 
-__all__ = ["Answer", "progress_bars", "show_answers", "show_stats", "show_steps", "to_json"]
+__all__ = [
+    "Answer",
+    "console",
+    "progress_bars",
+    "show_answers",
+    "show_stats",
+    "show_steps",
+    "to_json",
+    "visible",
+]
 
 # What was asked, in the user's words, and what came back.
 Answer = tuple[str, RequestOutput]
@@ -75,17 +84,15 @@ def to_json(answers: Sequence[Answer], llm: LLM) -> dict[str, Any]:
 
 def show_answers(answers: Sequence[Answer]) -> None:
     """Print each prompt and its samples."""
-    console = _console()
+    out = console()
     for prompt, answer in answers:
-        console.print(Rule(style="dim"))
+        out.print(Rule(style="dim"))
         note = f"{len(answer.prompt_token_ids)} tokens, {answer.num_cached_tokens} from the cache"
-        console.print(
-            Text(_visible(prompt), style="bold"), Text(f"  [{note}]", style="dim"), sep=""
-        )
+        out.print(Text(visible(prompt), style="bold"), Text(f"  [{note}]", style="dim"), sep="")
         for output in answer.outputs:
             if len(answer.outputs) > 1:
-                console.print(Text(f"sample {output.index}", style="cyan"))
-            console.print(Padding(Text(_visible(output.text.strip())), (0, 0, 0, 2), expand=False))
+                out.print(Text(f"sample {output.index}", style="cyan"))
+            out.print(Padding(Text(visible(output.text.strip())), (0, 0, 0, 2), expand=False))
 
 
 def show_steps(llm: LLM) -> None:
@@ -93,13 +100,13 @@ def show_steps(llm: LLM) -> None:
 
     Requests are numbered in the order of their prompts; "3.1" is sample 1 of request 3.
     """
-    console = _console(stderr=True)
+    out = console(stderr=True)
     evicted = 0
     for record in llm.step_log:
         if record.events or record.num_evicted_blocks > evicted:
-            console.print(Text(str(record), style="dim"))
+            out.print(Text(str(record), style="dim"))
             for event in record.events:
-                console.print(Text(f"  {event.subject} {event.what}"))
+                out.print(Text(f"  {event.subject} {event.what}"))
         evicted = record.num_evicted_blocks
 
 
@@ -141,9 +148,9 @@ def show_stats(llm: LLM) -> None:
         table.add_section()
         for label, count, note in pressed:
             table.add_row(label, f"{count:,}", note)
-    console = _console()
-    console.print()
-    console.print(table)
+    out = console()
+    out.print()
+    out.print(table)
 
 
 def _pressure(stats: EngineStats) -> list[tuple[str, int, str]]:
@@ -156,7 +163,7 @@ def _pressure(stats: EngineStats) -> list[tuple[str, int, str]]:
     ]
 
 
-def _visible(text: str) -> str:
+def visible(text: str) -> str:
     """A text without control characters: what a model writes must not steer a terminal."""
     return "".join(
         "\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c
@@ -164,10 +171,10 @@ def _visible(text: str) -> str:
     )
 
 
-def _console(*, stderr: bool = False) -> Console:
+def console(*, stderr: bool = False) -> Console:
     """A standard stream; a pipe gets whole lines, not lines cut at a guessed width."""
-    console = Console(highlight=False, stderr=stderr)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 120
-    console.width = max(console.width, 40)  # below, a terminal wraps lines better than cells
-    return console
+    stream = Console(highlight=False, stderr=stderr)
+    if not stream.is_terminal and "COLUMNS" not in os.environ:
+        stream.width = 120
+    stream.width = max(stream.width, 40)  # below, a terminal wraps lines better than cells
+    return stream

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from kvruntime._version import __version__
+from kvruntime.cli.bench import bench
 from kvruntime.cli.demo import demo
 from kvruntime.cli.generate import generate
 from kvruntime.cli.serve import serve
@@ -36,6 +37,7 @@ app.command(epilog='Example: kvruntime generate --prompt "What is a page table?"
 )
 app.command(epilog="Example: kvruntime demo --json")(demo)
 app.command(epilog="Example: kvruntime serve --model smollm2 --port 8000")(serve)
+app.add_typer(bench, name="bench")
 
 
 def main() -> None:

@@ -1,0 +1,215 @@
+"""One request to an OpenAI-compatible server, and when each part of its answer came.
+
+Knows HTTP, server-sent events and the fields of completions and chat completions. Does not know when
+requests are sent or what their times mean. Times are those of the running event loop's clock.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from kvruntime.bench.figures import Outcome, Record
+from kvruntime.bench.prompts import Asked
+from kvruntime.errors import ServerError
+
+__all__ = ["Client", "Endpoint"]
+
+
+class Endpoint(StrEnum):
+    """Where requests go: completions take texts and token ids, chat takes messages."""
+
+    COMPLETIONS = "completions"
+    CHAT = "chat"
+
+
+_PATHS = {Endpoint.COMPLETIONS: "/completions", Endpoint.CHAT: "/chat/completions"}
+_TOO_MANY_REQUESTS = 429
+_SHOWN = 200  # characters of what a server says of an error
+
+
+class Client:
+    """Sends requests to one server; use it as an asynchronous context.
+
+    Args:
+        url: where the server is, with or without `/v1`.
+        endpoint: which of the two it asks.
+        model: the name to ask for; None takes the first that the server lists.
+        extra: more fields of every request's body.
+        api_key: sent as a bearer token.
+        timeout: seconds without a byte after which a request has failed.
+        transport: in place of the network.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        endpoint: Endpoint = Endpoint.COMPLETIONS,
+        model: str | None = None,
+        extra: Mapping[str, Any] | None = None,
+        api_key: str | None = None,
+        timeout: float = 600.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        base = url.rstrip("/")
+        self.url = base if base.endswith("/v1") else f"{base}/v1"
+        self.endpoint = endpoint
+        self.model = model or ""
+        self._extra = dict(extra or {})
+        self._http = httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=timeout,
+            # A pool of connections would make requests wait here, unseen by the server.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            transport=transport,
+        )
+
+    async def __aenter__(self) -> Self:
+        try:
+            if not self.model:
+                self.model = await self._first_model()
+        except BaseException:
+            await self._http.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._http.aclose()
+
+    async def send(self, asked: Asked, record: Record) -> None:
+        """Ask, and note in `record` what comes when; a failure is noted, not raised."""
+        record.sent = _now()
+        body = self._body(asked)
+        try:
+            async with self._http.stream(
+                "POST", self.url + _PATHS[self.endpoint], json=body
+            ) as response:
+                record.http_status = response.status_code
+                if response.is_success:
+                    await _read(response, record)
+                else:
+                    await response.aread()
+                    is_full = response.status_code == _TOO_MANY_REQUESTS
+                    record.outcome = Outcome.REJECTED if is_full else Outcome.FAILED
+                    record.error = f"{response.status_code}: {_told(response.text)}"
+        except httpx.HTTPError as error:
+            record.outcome = Outcome.FAILED
+            record.error = _sentence(error)
+        record.ended = record.ended or _now()
+
+    async def warm_up(self, asked: Sequence[Asked]) -> None:
+        """Ask one after another. `ServerError` with the server's words if one is not answered."""
+        for one in asked:
+            record = Record(arrival=0.0)
+            await self.send(one, record)
+            if not record.is_completed:
+                raise ServerError(f"{self.url} does not answer as it should ({record.error})")
+
+    def _body(self, asked: Asked) -> dict[str, Any]:
+        body = {
+            "model": self.model,
+            "max_tokens": asked.max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self._extra,
+        }
+        if self.endpoint is Endpoint.COMPLETIONS:
+            return {**body, "prompt": asked.prompt}
+        prompt = asked.prompt
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return {**body, "messages": messages}
+
+    async def _first_model(self) -> str:
+        try:
+            response = await self._http.get(f"{self.url}/models")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ServerError(f"no server answers at {self.url} ({_sentence(error)})") from error
+        if not response.is_success:
+            raise ServerError(
+                f"{self.url}/models answered {response.status_code}: {_told(response.text)}"
+            )
+        try:
+            name = response.json()["data"][0]["id"]
+        except (ValueError, LookupError, TypeError) as error:
+            raise ServerError(f"{self.url}/models lists no model; name one by --model") from error
+        return str(name)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def _read(response: httpx.Response, record: Record) -> None:
+    """Note the times of what is generated, and the counts of tokens at the end."""
+    is_whole = False
+    async for event in _events(response):
+        if not isinstance(event, dict) or "error" in event:
+            told = event.get("error") if isinstance(event, dict) else event
+            record.outcome, record.error = Outcome.FAILED, f"in the stream: {_told(told)}"
+            return
+        for choice in event.get("choices") or ():
+            is_last = choice.get("finish_reason") is not None
+            if is_last or _has_output(choice):
+                record.chunk_times.append(_now())
+            is_whole = is_whole or is_last
+        if event.get("usage"):
+            _note_usage(event["usage"], record)
+    record.ended = record.chunk_times[-1] if record.chunk_times else None
+    if not is_whole:
+        record.outcome, record.error = Outcome.FAILED, "the stream ended before the answer did"
+    elif record.num_output_tokens is None:
+        record.outcome, record.error = Outcome.FAILED, "the server told no usage: no tokens known"
+    else:
+        record.outcome = Outcome.COMPLETED
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[Any]:
+    """The JSON values of a stream of server-sent events, until it says that it is done."""
+    async for line in response.aiter_lines():
+        field, _, value = line.partition(":")
+        if field != "data":
+            continue
+        if value.strip() == "[DONE]":
+            return
+        try:
+            yield json.loads(value)
+        except ValueError:
+            yield f"an event is not JSON: {value.strip()}"
+
+
+def _has_output(choice: Mapping[str, Any]) -> bool:
+    """Whether anything was generated: the first event of a chat only names the role."""
+    delta = choice.get("delta") or choice
+    return any(delta.get(key) for key in ("text", "content", "reasoning_content", "tool_calls"))
+
+
+def _note_usage(usage: Mapping[str, Any], record: Record) -> None:
+    record.num_prompt_tokens = usage.get("prompt_tokens") or 0
+    record.num_output_tokens = usage.get("completion_tokens")
+    details = usage.get("prompt_tokens_details") or {}
+    record.num_cached_tokens = details.get("cached_tokens") or 0
+
+
+def _told(error: object) -> str:
+    """What an error says, in one short line."""
+    with suppress(ValueError, TypeError):
+        error = json.loads(error) if isinstance(error, str) else error
+    while isinstance(error, dict):
+        error = error.get("error") or error.get("message") or error.get("detail") or str(error)
+    return " ".join(str(error).split())[:_SHOWN]
+
+
+def _sentence(error: Exception) -> str:
+    """An error of the network in words; some carry none."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
