@@ -1,6 +1,6 @@
 """The step protocol: what append plans, what commit takes, and what truncate leaves."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -8,9 +8,11 @@ import pytest
 from kvblocks import (
     BlockCopy,
     BlockManager,
+    InvalidBatch,
     InvalidLength,
     InvalidTokens,
     OutOfBlocks,
+    SequenceExists,
     UnknownSequence,
     When,
 )
@@ -349,21 +351,68 @@ def test_without_a_prefix_cache_ids_are_read_and_forgotten() -> None:
         manager.append({"A": [-1]})
 
 
-def test_one_token_each_is_what_single_entries_schedule() -> None:
-    """The pass for a common step against the general one, which ids take."""
+@pytest.mark.parametrize("entry", [1, (7,), [7]])
+def test_one_token_each_is_what_entries_of_their_own_schedule(entry: int | Sequence[int]) -> None:
+    """The passes for common steps against the general one, which generators take."""
     ours, theirs = BlockManager(12, 4), BlockManager(12, 4)
     for manager in (ours, theirs):
         for name, length in (("A", 3), ("B", 4), ("C", 6)):
             filled(manager, name, length, first_token=10 * length)
         manager.begin_step()
-    plan, expected = (
-        ours.append({"A": 1, "B": 1, "C": 1}),
-        theirs.append({"A": [7], "B": [7], "C": [7]}),
-    )
+    known = () if entry == 1 else [7]
+    plan = ours.append(dict.fromkeys("ABC", entry))
+    expected = theirs.append({name: 1 if entry == 1 else iter([7]) for name in "ABC"})
     assert plan.slot_mapping == expected.slot_mapping
     assert plan.new_blocks == expected.new_blocks == {"B": (4,)}
-    for manager, name in ((ours, "A"), (theirs, "A")):
-        manager.free(name)
+    assert ours.state_digest() == theirs.state_digest()
+    for manager in (ours, theirs):
+        manager.commit("A", 4, () if known else [7])
+        manager.free("A")
         assert manager.stats().num_fenced_blocks == 1
+    assert ours.state_digest() == theirs.state_digest()
     with pytest.raises(UnknownSequence, match="no sequence 'A'"):
-        ours.append({"B": 1, "A": 1})
+        ours.append(dict.fromkeys("BA", entry))
+
+
+@pytest.mark.parametrize("entry", [[7], (7, 8), [7, 8]])
+def test_one_sequence_goes_on_as_in_a_batch(entry: Sequence[int]) -> None:
+    ours, theirs = BlockManager(12, 4), BlockManager(12, 4)
+    for manager in (ours, theirs):
+        filled(manager, "A", 5)
+        manager.begin_step()
+    assert ours.append({"A": entry}).slot_mapping == theirs.append({"A": iter(entry)}).slot_mapping
+    assert ours.state_digest() == theirs.state_digest()
+
+
+def test_ids_that_are_known_already_are_compared_by_all_passes() -> None:
+    manager = BlockManager(12, 4)
+    manager.allocate("A", [1, 2, 3])
+    manager.allocate("B", [4, 5, 6])
+    for batch in ({"A": [9]}, {"A": [9], "B": [4]}, {"A": (1,), "B": (9,)}):
+        with refused(manager, InvalidTokens, "token ids must agree with the known ones"):
+            manager.append(batch)
+    assert manager.append({"A": [1], "B": [4]}).slot_mapping.tolist() == [0, 4]
+    manager.check()
+
+
+@pytest.mark.parametrize("batch", [[("A", 1)], {"A"}, "A", None])
+def test_a_batch_is_a_mapping(manager: BlockManager, batch: Any) -> None:
+    for call in (manager.append, manager.can_append, manager.reserve, manager.can_reserve):
+        with refused(manager, InvalidBatch, "a batch must be a mapping of sequence ids"):
+            call(batch)
+
+
+def test_a_count_is_admitted_as_its_ids_would_be() -> None:
+    """The pass for plain counts against the general one, which ids take."""
+    ours, theirs = (BlockManager(6, 4, prefix_caching=False) for _ in range(2))
+    ours.allocate("A", 9, num_lookahead_tokens=4)
+    theirs.allocate("A", range(9), num_lookahead_tokens=4)
+    ours.allocate("B", 1, priority=2)
+    theirs.allocate("B", range(1), priority=2)
+    assert ours.state_digest() == theirs.state_digest()
+    assert ours.stats() == theirs.stats()
+    with refused(ours, OutOfBlocks, "blocks needed: 2, available: 1"):
+        ours.allocate("C", 5)
+    with refused(ours, SequenceExists, "a sequence 'A' exists already"):
+        ours.allocate("A", 1)
+    ours.check()

@@ -11,12 +11,21 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from kvblocks.hashing import pack_tokens
 from kvblocks.ledger import Ledger
 from kvblocks.results import Batch, BlockCopy, SequenceId, Span, StepPlan, Verdict
-from kvblocks.sequence import Sequence, WindowTable, Write, read_entry, shared_places
+from kvblocks.sequence import (
+    Sequence,
+    WindowTable,
+    Write,
+    read_entry,
+    require_mapping,
+    shared_places,
+)
 
+_LISTS = ({tuple}, {list})
 _NO_BLOCKS: Mapping[SequenceId, tuple[int, ...]] = MappingProxyType({})
 
 
@@ -31,12 +40,14 @@ class WindowWrite(NamedTuple):
 
 def append(ledger: Ledger, batch: Batch) -> StepPlan:
     """Schedule a batch, all or nothing; see `BlockManager.append`."""
-    if not ledger.pool.shared and not ledger.windows.sizes:
-        if len(batch) == 1 and (plan := _append_within(ledger, batch)):
-            return plan
-        entries = batch.values()
-        if set(map(type, entries)) == {int} and set(entries) == {1}:
-            return _append_one_each(ledger, batch)
+    if type(batch) is not dict:  # which takes no time to see
+        require_mapping(batch)
+    if (
+        not ledger.pool.shared
+        and not ledger.windows.sizes
+        and (plan := _append_simply(ledger, batch))
+    ):
+        return plan
     writes = plan_writes(ledger, batch)
     needed = sum([write.num_new_blocks for write in writes])
     groups = _plan_in_windows(ledger, writes) if ledger.windows.sizes else []
@@ -115,6 +126,7 @@ def _write_in_windows(
 
 def plan_writes(ledger: Ledger, batch: Batch) -> list[Write]:
     """Check a batch and find the blocks it needs, without changing anything."""
+    require_mapping(batch)
     # All entries are read before anything is looked at: a generator may do anything.
     entries = {
         seq_id: entry if type(entry) is int else read_entry(entry)
@@ -146,25 +158,62 @@ def judge_append(ledger: Ledger, writes: Collection[Write]) -> Verdict:
     return ledger.judge(needed, max(beside, default=0))
 
 
+def _append_simply(ledger: Ledger, batch: Batch) -> StepPlan | None:
+    """What most steps are, in few passes: nothing is shared, and one sequence goes on, or all by one."""
+    if len(batch) == 1 and (plan := _append_within(ledger, batch)):
+        return plan
+    entries: Collection[Any] = batch.values()
+    kinds = set(map(type, entries))
+    if kinds == {int} and set(entries) == {1}:
+        return _append_one_each(ledger, batch)
+    if kinds in _LISTS and set(map(len, entries)) == {1}:
+        return _append_known_each(ledger, batch, pack_tokens([*chain.from_iterable(entries)]))
+    return None
+
+
 def _append_within(ledger: Ledger, batch: Batch) -> StepPlan | None:
-    """Append a count to one sequence that has room for it: the commonest call in the fewest steps."""
+    """Append to one sequence that has room for it: the commonest call in the fewest steps."""
     ((seq_id, entry),) = batch.items()
     sequence = ledger.sequences.get(seq_id)
-    if type(entry) is not int or entry < 1 or sequence is None or sequence.batch is not None:
+    if sequence is None or sequence.batch is not None:
         return None
     size, start, table = ledger.block_size, sequence.num_computed, sequence.block_table
-    end = start + entry
-    if end > len(table) * size:
+    news = None
+    if type(entry) is int:
+        num_tokens = entry
+    elif (type(entry) is tuple or type(entry) is list) and sequence.is_open_at(start):
+        news = pack_tokens(entry)
+        num_tokens = len(news)
+    else:
         return None
+    end = start + num_tokens
+    if num_tokens < 1 or end > len(table) * size:
+        return None
+    if news:
+        sequence.token_ids.extend(news)
     sequence.num_computed = end
     if ledger.pool.step > ledger.pool.completed_step:
         sequence.last_step = ledger.pool.step
     first = start // size
-    if entry == 1:
+    if num_tokens == 1:
         slots = array("q", (table[first] * size + start % size,))
         return StepPlan(size, (), _NO_BLOCKS, slots=slots)
-    span = Span(table[first : -(-end // size)], start % size, entry)
+    span = Span(table[first : -(-end // size)], start % size, num_tokens)
     return StepPlan(size, (), _NO_BLOCKS, spans=(span,))
+
+
+def _append_known_each(
+    ledger: Ledger, batch: Iterable[SequenceId], packed: array[int]
+) -> StepPlan | None:
+    """Append one token each by its id; None if for somebody that is more than one id more."""
+    sequences = ledger.get_all(batch)
+    for sequence in sequences:
+        if not sequence.is_open_at(sequence.num_computed):
+            return None
+    plan = _append_one_each(ledger, batch)
+    for sequence, token in zip(sequences, packed, strict=True):
+        sequence.token_ids.append(token)
+    return plan
 
 
 def _append_one_each(ledger: Ledger, batch: Iterable[SequenceId]) -> StepPlan:

@@ -80,7 +80,7 @@ class InvalidLength(KVBlocksError, ValueError):
 
 
 class InvalidBatch(KVBlocksError, ValueError):
-    """A sequence joins a batch when nothing of it is in flight, and leaves the one it is in."""
+    """A batch maps sequence ids to what they append; one joins a decode batch with nothing in flight."""
 
 
 class InvalidPin(KVBlocksError, ValueError):

@@ -45,6 +45,7 @@ from kvblocks.pins import max_pinned_blocks
 from kvblocks.policies import make_policy
 from kvblocks.prompts import (
     allocate,
+    allocate_count,
     find_prefix,
     read_lookahead,
     read_prompt,
@@ -177,6 +178,13 @@ class BlockManager(Queries):
         """
         priority = operator.index(priority)
         lookahead = read_lookahead(num_lookahead_tokens)
+        if (
+            type(tokens) is int
+            and not (self.prefix_caching or self.windows)
+            and (salt, adapter, media) == (None, None, ())
+            and (taken := allocate_count(self._ledger, seq_id, tokens, priority, lookahead))
+        ):
+            return taken
         prompt = read_prompt(self._ledger, tokens, salt, adapter, media)
         self._ledger.tick()
         memory = self._ledger.memory
@@ -194,7 +202,8 @@ class BlockManager(Queries):
         An entry is a count, or the token ids of the positions computed, computed + 1, ... A write
         into a block that others hold goes to a block of its own, and the positions that are
         already there are copied; the last holder writes in place. O(tokens scheduled).
-        `UnknownSequence`, `InvalidTokens`, `InvalidLength`, `OutOfBlocks`; then nothing changed.
+        `UnknownSequence`, `InvalidBatch`, `InvalidTokens`, `InvalidLength`, `OutOfBlocks`; then
+        nothing changed.
         """
         return append(self._ledger, batch)
 
@@ -235,6 +244,10 @@ class BlockManager(Queries):
         """
         num_tokens, packed = operator.index(num_tokens), pack_tokens(token_ids)
         sequence = self._ledger.get(seq_id)
+        if not packed and sequence.batch is None and sequence.only_moves(num_tokens):
+            self._ledger.tick()
+            sequence.num_committed = num_tokens
+            return ()
         if not sequence.num_committed <= num_tokens <= sequence.num_computed:
             raise InvalidLength(
                 f"commit needs committed <= num_tokens <= computed, got "

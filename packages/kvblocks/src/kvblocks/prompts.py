@@ -28,6 +28,9 @@ from kvblocks.results import Allocation, BlockCopy, SequenceId, Verdict
 from kvblocks.runs import Found, Partial, Stretch, cut_stretches
 from kvblocks.sequence import Sequence, WindowTable
 
+_NAMESPACE = make_namespace()
+_KEYS = keys_of(_NAMESPACE, (), 1)
+
 
 class Prompt(NamedTuple):
     """A prompt as it was read, and what of it is cached: whole blocks, and a part of the next one."""
@@ -163,6 +166,29 @@ def allocate(
         ledger.count["queried_tokens"] += num_tokens
         ledger.count["cached_tokens"] += num_cached
     return Allocation(num_cached, len(new), block_table[:], copies)
+
+
+def allocate_count(
+    ledger: Ledger, seq_id: SequenceId, num_tokens: int, priority: int, num_lookahead_tokens: int
+) -> Allocation | None:
+    """Take free blocks for so many tokens, where nothing is cached and the namespace is the plain one.
+
+    The commonest call of such a manager, in the fewest steps. None, with nothing changed, where
+    there is more to it, if only a refusal.
+    """
+    size, pool = ledger.block_size, ledger.pool
+    num_blocks = -(-(num_tokens + num_lookahead_tokens) // size)
+    is_short = num_blocks > pool.num_free
+    if num_tokens < 1 or is_short or seq_id in ledger.sequences or seq_id in ledger.swapped:
+        return None
+    ledger.tick()
+    table, root = pool.take(num_blocks), ledger.runs.root
+    ledger.note_peak()
+    root.holders += 1
+    ledger.sequences[seq_id] = Sequence(
+        size, _NAMESPACE, (), _KEYS, root, 0, table, False, array("I"), 0, 0, 0, priority
+    )
+    return Allocation(0, num_blocks, table[:], ())
 
 
 def read_lookahead(num_lookahead_tokens: int) -> int:

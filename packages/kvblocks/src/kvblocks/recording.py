@@ -41,7 +41,7 @@ from kvblocks.results import (
     SequenceId,
     StepPlan,
 )
-from kvblocks.sequence import read_entry
+from kvblocks.sequence import read_entry, require_mapping
 
 LOG_FORMAT = 1
 
@@ -135,6 +135,7 @@ class RecordingBlockManager(BlockManager):
 
     def append(self, batch: Batch) -> StepPlan:
         """See `BlockManager.append`."""
+        require_mapping(batch)
         given = {seq_id: read_entry(entry) for seq_id, entry in batch.items()}
         rows = [[seq_id, _as_json(entry)] for seq_id, entry in given.items()]
         self._record("append", {"batch": rows})
@@ -142,6 +143,7 @@ class RecordingBlockManager(BlockManager):
 
     def reserve(self, lengths: Mapping[Any, int]) -> Reservation:
         """See `BlockManager.reserve`."""
+        require_mapping(lengths)
         given = {seq_id: operator.index(length) for seq_id, length in lengths.items()}
         self._record("reserve", {"lengths": [[seq_id, n] for seq_id, n in given.items()]})
         return super().reserve(given)

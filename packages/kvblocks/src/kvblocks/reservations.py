@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from kvblocks.errors import InvalidConfig, InvalidLength
 from kvblocks.ledger import Ledger
 from kvblocks.results import BlockCopy, Reservation, SequenceId, Verdict
-from kvblocks.sequence import Sequence, Write
+from kvblocks.sequence import Sequence, Write, require_mapping
 
 
 class Reserving(NamedTuple):
@@ -35,6 +35,7 @@ def plan_reservation(ledger: Ledger, lengths: Mapping[Any, int]) -> list[Reservi
     """Check a reservation and find the blocks that it needs, without changing anything."""
     if ledger.windows.sizes:
         raise InvalidConfig(f"reserve needs no windows, got {ledger.windows.sizes}")
+    require_mapping(lengths)
     entries = {seq_id: operator.index(length) for seq_id, length in lengths.items()}
     wishes: list[Reserving] = []
     given_up: Counter[int] = Counter()

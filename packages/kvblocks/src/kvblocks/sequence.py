@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from kvblocks.errors import InvalidLength, InvalidTokens, UnknownGroup
+from kvblocks.errors import InvalidBatch, InvalidLength, InvalidTokens, UnknownGroup
 from kvblocks.hashing import Media, Namespace, keys_of, pack_tokens
 from kvblocks.results import Explanation, SequenceId, Span
 from kvblocks.runs import Run
@@ -101,6 +101,19 @@ class Sequence:
     def num_known(self) -> int:
         """Positions whose token ids are known; where ids are not kept, none is missing."""
         return self.first_id + len(self.token_ids) if self.keeps_ids else self.num_computed
+
+    def is_open_at(self, position: int) -> bool:
+        """Whether the ids known and kept are just those before a position."""
+        return self.keeps_ids and self.first_id + len(self.token_ids) == position
+
+    def only_moves(self, num_tokens: int) -> bool:
+        """Whether a commit only moves a length: it is valid, ids are known, and no block is full."""
+        if not self.num_committed <= num_tokens <= self.num_computed or self.windows:
+            return False
+        return not self.keeps_ids or (
+            num_tokens < (self.num_run_blocks + 1) * self.block_size
+            and num_tokens <= self.first_id + len(self.token_ids)
+        )
 
     @property
     def num_unpublished(self) -> int:
@@ -282,6 +295,14 @@ def shared_places(
             if shared.get(table[index], 1) - given_up.get(table[index], 0) > 1
         ]
     )
+
+
+def require_mapping(given: object) -> None:
+    """Refuse what does not map sequence ids to something. `InvalidBatch`."""
+    if not isinstance(given, Mapping):
+        raise InvalidBatch(
+            f"a batch must be a mapping of sequence ids, such as a dict, got a {type(given).__name__}"
+        )
 
 
 def read_entry(entry: Any) -> array[int] | int:
