@@ -17,6 +17,7 @@ import tokenizers
 
 from kvruntime.errors import CheckpointError, CheckpointNotFound, InvalidRequest
 from kvruntime.json_files import read_object
+from kvruntime.tools import ToolFormat, tool_format
 
 __all__ = ["Tokenizer"]
 
@@ -31,14 +32,20 @@ class Tokenizer:
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, settings: Mapping[str, Any], chat_template: str | None
+        self,
+        backend: tokenizers.Tokenizer,
+        settings: Mapping[str, Any],
+        chat_template: str | None,
+        tool_template: str | None = None,
     ) -> None:
-        self._backend = backend
         self._settings = settings
         self._special_tokens = _special_tokens(settings)
         self._chat_template = chat_template
-        self._compiled: jinja2.Template | None = None
+        self._tool_template = tool_template or chat_template
+        self._compiled: dict[str, jinja2.Template] = {}
         self._token_bytes: _TokenBytes | None = None
+        self.tool_format = tool_format(self._tool_template or "")
+        self._backend = _with_visible_tags(backend, self.tool_format)
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self:
@@ -60,7 +67,12 @@ class Tokenizer:
         backend.no_padding()
         path = folder / "tokenizer_config.json"
         settings = read_object(path) if path.is_file() else {}
-        return cls(backend, settings, _read_chat_template(folder, settings))
+        return cls(
+            backend,
+            settings,
+            _read_chat_template(folder, settings),
+            _named_template(settings, "tool_use"),
+        )
 
     @property
     def backend(self) -> tokenizers.Tokenizer:
@@ -114,24 +126,35 @@ class Tokenizer:
         return self._token_bytes[token_id]
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
     ) -> str:
         """Return the prompt of a conversation, as the checkpoint's template writes it.
 
-        Each message has a `role` and a `content`. With `add_generation_prompt` the prompt ends
-        where the assistant's answer begins.
+        Each message has a `role` and a `content`; one of the assistant may have `tool_calls`. Tools
+        are those of the OpenAI API, and `tool_format` says how they will be called. With
+        `add_generation_prompt` the prompt ends where the assistant's answer begins.
 
         Raises:
-            InvalidRequest: there is no template, or it refuses these messages.
+            InvalidRequest: there is no template, or it refuses these messages, or knows no tools.
         """
-        if self._chat_template is None:
+        template = self._tool_template if tools else self._chat_template
+        if template is None:
             raise InvalidRequest("this checkpoint has no chat template, so it takes raw prompts")
+        if tools and self.tool_format is None:
+            raise InvalidRequest(
+                "tools need a chat template that knows them, in the form of Hermes, Llama 3 or "
+                "Mistral, and this checkpoint has another"
+            )
         try:
-            if self._compiled is None:
-                self._compiled = _environment().from_string(self._chat_template)
-            return self._compiled.render(
-                messages=messages,
-                tools=None,
+            if template not in self._compiled:
+                self._compiled[template] = _environment().from_string(template)
+            return self._compiled[template].render(
+                messages=[_with_parsed_arguments(message) for message in messages],
+                tools=tools or None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
@@ -191,11 +214,57 @@ def _read_chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None
         except UnicodeDecodeError as error:
             raise CheckpointError(f"{path} is not UTF-8 ({error})") from error
     template = settings.get("chat_template")
-    if isinstance(template, list):
-        named = [item for item in template if isinstance(item, dict)]
-        chosen = [item.get("template") for item in named if item.get("name") == "default"]
-        template = next(iter(chosen), None)
-    return template if isinstance(template, str) else None
+    return template if isinstance(template, str) else _named_template(settings, "default")
+
+
+def _named_template(settings: Mapping[str, Any], name: str) -> str | None:
+    """Return one of several templates that the settings have."""
+    templates = settings.get("chat_template")
+    named = (
+        [item for item in templates if isinstance(item, dict)]
+        if isinstance(templates, list)
+        else []
+    )
+    chosen = [item.get("template") for item in named if item.get("name") == name]
+    return next((template for template in chosen if isinstance(template, str)), None)
+
+
+def _with_visible_tags(
+    backend: tokenizers.Tokenizer, tool_format: ToolFormat | None
+) -> tokenizers.Tokenizer:
+    """Let the tags around calls of tools be text where they are special tokens, so that they are decoded."""
+    tags = {tool_format.begin, tool_format.end, tool_format.prefix} if tool_format else set()
+    added = backend.get_added_tokens_decoder().values()
+    if not any(token.special and token.content in tags for token in added):
+        return backend
+    written = json.loads(backend.to_str())
+    for token in written["added_tokens"]:
+        token["special"] &= token["content"] not in tags
+    return tokenizers.Tokenizer.from_str(json.dumps(written))
+
+
+def _with_parsed_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Write calls of tools as templates expect them: their arguments are objects, not JSON."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    parsed = []
+    for call in calls:
+        function = dict(call["function"])
+        if isinstance(function.get("arguments"), str):
+            function["arguments"] = _json_object(function["arguments"])
+        parsed.append({**call, "function": function})
+    return {**message, "tool_calls": parsed}
+
+
+def _json_object(text: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"the arguments of a tool call must be a JSON object, got {text!r}")
+    return value
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
