@@ -59,9 +59,8 @@ class SimulatedRunner:
         if self.fails:
             raise StepFailed("after it has written")
         last, whole = [], []
-        for item in output.scheduled:
+        for item, table in zip(output.scheduled, np.asarray(output.block_tables), strict=True):
             context = item.sequence.token_ids[: item.stop]
-            table = np.array(item.block_table)
             found = self.blocks[table].reshape(-1, 2)[: item.stop]
             expected = np.stack([np.array(context), np.arange(item.stop)], axis=1)
             assert np.array_equal(found, expected), f"{item.sequence.seq_id} reads wrong keys"

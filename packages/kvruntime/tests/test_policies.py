@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvruntime import InvalidRequest
+from kvruntime import InvalidRequest, SamplingParams
 from kvruntime.engine_config import SchedulerConfig
 from kvruntime.request import Request
 from kvruntime.steps import SchedulerOutput
@@ -290,11 +290,17 @@ class TestSwapping:
         for _ in range(3):
             run(scheduler)
         end(scheduler, old)
-        other = add(scheduler, 2, distinct(2, 20))
-        scheduler.abort(other)
-        scheduler.manager.reset_prefix_cache()
-        assert scheduler.schedule().swaps_in
-        scheduler.abort(new)
+        # What of it was still cached on the device is evicted, so that it must come from the host.
+        for request_id in (2, 3):
+            other = Request(
+                request_id, "", list(distinct(request_id, 20)), SamplingParams(), seed=0
+            )
+            scheduler.manager.allocate(other.sequences[0].seq_id, other.prompt_token_ids)
+            scheduler.manager.free(other.sequences[0].seq_id)
+        output = scheduler.schedule()
+        assert output.swaps_in
+        assert scheduler.manager.match(new.sequences[0].token_ids).num_tokens == 8
+        scheduler.fail()
         assert scheduler.manager.match(new.sequences[0].token_ids).num_tokens == 0
 
 

@@ -26,6 +26,7 @@ on a model whose keys are the tokens themselves.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -173,11 +174,11 @@ def test_a_prompt_that_is_cached_whole_computes_its_last_block_and_stays_findabl
     assert computed == [8, 4, 4]
 
 
-def test_a_digest_that_collides_reuses_nothing_wrong() -> None:
-    engine = make(num_blocks=16)
+def test_a_digest_that_collides_reuses_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     # As many hashes as a broken digest can give: one.
-    engine.manager = BlockManager(16, 4, digest=lambda _: bytes(32))
-    engine.scheduler.manager = engine.manager
+    broken = partial(BlockManager, digest=lambda _: bytes(32))
+    monkeypatch.setattr("kvruntime.engine.BlockManager", broken)
+    engine = make(num_blocks=16)
     requests = [ask(i, 12, max_tokens=4) for i in range(3)]
     for request in requests:
         engine.add(request)

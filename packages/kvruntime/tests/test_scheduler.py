@@ -1,5 +1,9 @@
 """Who runs, with how many tokens, in which blocks; no model is needed to say it."""
 
+from dataclasses import replace
+
+import numpy as np
+
 from kvruntime import FinishReason, SamplingParams
 from kvruntime.request import Request, Sequence
 
@@ -29,8 +33,7 @@ def test_slots_follow_the_block_table() -> None:
     scheduler = make()
     add(scheduler, 0, range(6))
     output = run(scheduler)
-    [item] = output.scheduled
-    assert item.block_table.tolist() == [0, 1]
+    assert np.asarray(output.block_tables).tolist() == [[0, 1]]
     assert output.slot_mapping.tolist() == [0, 1, 2, 3, 4, 5]
 
 
@@ -83,8 +86,9 @@ def test_samples_share_the_prompt_and_copy_its_tail_once_each_but_one() -> None:
     output = run(scheduler)
     assert len(output.copies) == 3
     assert {copy.source for copy in output.copies} == {1}
-    assert {item.block_table[0] for item in output.scheduled} == {0}
-    assert len({item.block_table[1] for item in output.scheduled}) == 4
+    first, second = np.asarray(output.block_tables).T.tolist()
+    assert set(first) == {0}
+    assert len(set(second)) == 4
 
 
 def test_the_newest_gives_its_blocks_up_and_is_computed_again_with_its_output() -> None:
@@ -131,13 +135,81 @@ def test_an_aborted_request_is_gone_wherever_it_stood() -> None:
     waiting = add(scheduler, 1, range(100, 106), n=2)
     left = add(scheduler, 2, range(200, 203))
     run(scheduler)
-    scheduler.schedule()  # a step that is never completed
+    output = scheduler.schedule()
     scheduler.abort(running)
     scheduler.abort(waiting)
     scheduler.manager.check()
     assert scheduler.manager.stats().num_held_blocks == 0
+    assert scheduler.manager.stats().num_fenced_blocks == 4  # the step is still to run
+    scheduler.complete(output)
     assert scheduler.manager.stats().num_fenced_blocks == 0
     assert counts(run(scheduler)) == {left.sequences[0].seq_id: 3}
+
+
+class TestTwoStepsInFlight:
+    """The second has what is in none, and touches no block that the first writes."""
+
+    def test_who_is_in_the_first_is_not_in_the_second(self) -> None:
+        scheduler = make()
+        add(scheduler, 0, range(6))
+        first = scheduler.schedule()
+        add(scheduler, 1, range(100, 106))
+        second = scheduler.schedule()
+        assert (counts(first), counts(second)) == ({(0, 0): 6}, {(1, 0): 6})
+        for output in (first, second):
+            scheduler.complete(output)
+        scheduler.manager.check()
+
+    def test_where_there_is_nothing_else_the_second_is_empty_and_no_step(self) -> None:
+        scheduler = make()
+        add(scheduler, 0, range(6))
+        first = scheduler.schedule()
+        assert scheduler.schedule().scheduled == ()
+        scheduler.complete(first)
+        assert [record.step for record in scheduler.log] == [1]
+        assert scheduler.schedule().step == 2
+
+    def test_a_shortage_waits_for_the_first_and_preempts_nobody(self) -> None:
+        scheduler = make(num_blocks=6, budget=8, caching=False)
+        old = add(scheduler, 0, range(8))
+        run(scheduler)
+        add(scheduler, 1, range(100, 106))
+        first = scheduler.schedule()  # a third block for the old one, two for the new one
+        assert counts(first) == {(0, 0): 1, (1, 0): 6}
+        scheduler.complete(first)
+        for sequence in scheduler.running:
+            sequence.token_ids += [NEXT_TOKEN] * 4
+        scheduler.config = replace(scheduler.config, max_num_batched_tokens=4)
+        first = scheduler.schedule()
+        assert counts(first) == {(0, 0): 4}
+        assert scheduler.schedule().scheduled == ()  # the new one needs a block, and there is none
+        assert scheduler.counters.num_preemptions_recompute == 0
+        scheduler.abort(old)
+        scheduler.complete(first)
+        assert counts(run(scheduler)) == {(1, 0): 4}
+
+    def test_what_leaves_in_flight_is_handed_out_when_its_step_is_complete(self) -> None:
+        scheduler = make(num_blocks=4, caching=False)
+        leaving = add(scheduler, 0, range(14))
+        first = scheduler.schedule()
+        scheduler.abort(leaving)
+        add(scheduler, 1, range(100, 110))
+        assert scheduler.schedule().scheduled == ()
+        scheduler.complete(first)
+        assert counts(run(scheduler)) == {(1, 0): 10}
+
+    def test_steps_that_fail_drop_who_runs_and_nobody_else(self) -> None:
+        scheduler = make(seqs=2)
+        lost = [add(scheduler, i, range(100 * i, 100 * i + 6)) for i in range(2)]
+        waiting = add(scheduler, 2, range(200, 206))
+        run(scheduler)
+        run(scheduler)
+        scheduler.schedule()
+        assert scheduler.fail() == tuple(lost)
+        scheduler.manager.check()
+        stats = scheduler.manager.stats()
+        assert stats.num_held_blocks == stats.num_fenced_blocks == 0
+        assert counts(run(scheduler)) == {waiting.sequences[0].seq_id: 6}
 
 
 def test_finished_sequences_leave_no_block_behind() -> None:

@@ -125,7 +125,7 @@ class Engine:
         self.scheduler.add(request)
 
     def abort(self, request: Request) -> None:
-        """Drop a request, wherever it stands, and give its blocks back; also after a failed step."""
+        """Drop a request, wherever it stands, and give its blocks back."""
         self.scheduler.abort(request)
 
     @property
@@ -134,10 +134,29 @@ class Engine:
         return self.scheduler.has_work
 
     def step(self) -> list[Request]:
-        """Run one step and return the requests that finished in it."""
+        """Run one step and return the requests that finished in it.
+
+        A step that fails drops the requests that run; those that wait are served by the next.
+        """
+        try:
+            output = self.schedule()
+            return self.complete(output, self.runner.execute(output))
+        except BaseException:
+            self.fail()
+            raise
+
+    def schedule(self) -> SchedulerOutput:
+        """Open a step, which is to be executed, and then completed.
+
+        The next may be opened before; see `Scheduler`. It is empty if it has to wait.
+        """
         output = self.scheduler.schedule()
-        self._count(output)
-        logits = self.runner.execute(output)
+        if output.scheduled:
+            self._count(output)
+        return output
+
+    def complete(self, output: SchedulerOutput, logits: StepLogits) -> list[Request]:
+        """Close the oldest open step, choose its tokens, and return the requests that finished."""
         self.scheduler.complete(output)
         self._note_prompt_logprobs(output, logits)
 
@@ -146,6 +165,8 @@ class Engine:
         beams: list[tuple[int, Sequence]] = []
         completing = (item.sequence for item in output.scheduled if item.completes)
         for row, sequence in enumerate(completing):
+            if sequence.is_dropped:
+                continue
             if sequence.request.beam_search is not None:
                 beams.append((row, sequence))
             else:
@@ -153,6 +174,10 @@ class Engine:
                 rows += [row] * len(forked)
                 samples += forked
         return self._sample(logits.last[rows], samples) + self._search(logits.last, beams)
+
+    def fail(self) -> tuple[Request, ...]:
+        """Give up all open steps, and drop the requests that run, which are returned."""
+        return self.scheduler.fail()
 
     def stats(self) -> EngineStats:
         """What has been done so far."""

@@ -19,7 +19,7 @@ from kvblocks import BlockSwap
 from kvkernels import copy_blocks, paged_attention, write_kv
 from kvruntime.errors import InvalidRequest
 from kvruntime.models import Llama
-from kvruntime.steps import ScheduledSequence, SchedulerOutput
+from kvruntime.steps import SchedulerOutput
 
 __all__ = ["KVCache", "ModelRunner", "StepLogits"]
 
@@ -111,7 +111,7 @@ class _PagedAttention:
         scheduled = output.scheduled
         self.cu_seqlens_q = np.cumsum([0, *(len(s.token_ids) for s in scheduled)], dtype=np.int32)
         self._seq_lens = np.array([s.stop for s in scheduled], np.int32)
-        self._block_table = _stack_tables(scheduled)
+        self._block_table = np.asarray(output.block_tables)
         # Rows that only pad the batch write nothing.
         self._slot_mapping = _pad(
             np.array(output.slot_mapping, np.int64), model.row_multiple, fill=-1
@@ -149,15 +149,6 @@ def _swap_blocks(source: KVCache, destination: KVCache, swaps: Sequence[BlockSwa
         strict=True,
     ):
         theirs[destinations] = ours[sources]
-
-
-def _stack_tables(scheduled: tuple[ScheduledSequence, ...]) -> NDArray[np.int32]:
-    """The block tables as rows of one array, padded with -1."""
-    width = max(len(s.block_table) for s in scheduled)
-    rows = np.full((len(scheduled), width), -1, np.int32)
-    for row, item in zip(rows, scheduled, strict=True):
-        row[: len(item.block_table)] = item.block_table
-    return rows
 
 
 def _pad(values: NDArray[np.integer], multiple: int, fill: int = 0) -> NDArray[np.int64]:

@@ -127,6 +127,7 @@ class Sequence:
     candidates: Candidates | None = None  # of a beam, until the other beams have theirs
     has_run: bool = False
     is_swapped: bool = False
+    is_dropped: bool = False  # it ended or was aborted, perhaps while a step that has it is open
     obstacle: str = ""  # what kept it from being admitted when it was last its turn
 
     @property

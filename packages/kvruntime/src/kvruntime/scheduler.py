@@ -9,18 +9,18 @@ Knows requests and the block manager. Does not know models, arrays or how tokens
 
 from __future__ import annotations
 
-from array import array
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain, islice, repeat
-from typing import Literal, NamedTuple
+from itertools import chain
+from typing import Literal
 
-from kvblocks import BlockCopy, BlockManager, BlockSwap, Verdict, When
+from kvblocks import BlockManager, BlockSwap, Verdict
 from kvruntime.engine_config import SchedulerConfig
+from kvruntime.paging import Paging, Part, needing
 from kvruntime.request import Event, FinishReason, Request, Sequence
-from kvruntime.steps import ScheduledSequence, SchedulerOutput, StepRecord
+from kvruntime.steps import SchedulerOutput, StepRecord
 
 __all__ = ["Scheduler", "SchedulerCounters"]
 
@@ -39,20 +39,15 @@ class SchedulerCounters:
     num_cached_tokens: int = 0  # of prompts, those of sequences that came back included
 
 
-class _Part(NamedTuple):
-    """A part of a step that has its blocks."""
-
-    batch: Mapping[Sequence, int]
-    slots: Iterable[int]
-    copies: tuple[BlockCopy, ...]
-
-
 class Scheduler:
     """Serves in order, within a budget of tokens a step and a pool of blocks.
 
     When running sequences need more blocks than there are, those of the request that came last give
     theirs up and go on later, before requests that never ran. The policies of `SchedulerConfig` say
     what "in order" means, and what else is done first.
+
+    Steps may overlap: while one is open, the next has only what is in none, and neither touches a
+    block that the other writes. Who is in an open step is not preempted; a shortage waits for it.
     """
 
     def __init__(self, manager: BlockManager, config: SchedulerConfig) -> None:
@@ -62,12 +57,12 @@ class Scheduler:
         self.running: list[Sequence] = []  # in the order in which they are served
         self.counters = SchedulerCounters()
         self.log: deque[StepRecord] = deque(maxlen=config.log_steps)
+        self._paging = Paging(manager)
+        self._open: list[SchedulerOutput] = []
         self._num_arrived = 0
         self._step = 0
-        self._fence = 0
         self._swaps_out: list[BlockSwap] = []
         self._swaps_in: list[BlockSwap] = []
-        self._is_open = False
         self._events: list[Event] = []
 
     @property
@@ -94,47 +89,42 @@ class Scheduler:
             self._wait(sequence)
 
     def schedule(self) -> SchedulerOutput:
-        """Open a step: choose who runs, and take the blocks it needs."""
+        """Open a step: choose who runs, and take the blocks it needs.
+
+        While another step is open nothing may be left to schedule until it completes: then the
+        answer is empty, and no step was opened.
+        """
         self._step += 1
         self._events, self._swaps_out, self._swaps_in = [], [], []
         # Before the step begins, so that blocks that are swapped out can be had at once: their
         # copies come before all else that the step does.
         batch, num_preempted = self._schedule_running()
-        self._begin()
-        parts = [self._append(batch)]
+        self._paging.begin()
+        parts = [self._paging.append(batch)]
         budget = self.config.max_num_batched_tokens - sum(batch.values())
         # What just gave its blocks up must not take them back from those that needed them.
         if not num_preempted:
             parts.append(self._admit(budget))
         while not any(part.batch for part in parts):
-            parts.append(self._admit(budget))
-            if not parts[-1].batch:
-                self.manager.complete_step(self._fence)  # nothing is in it
+            if not self._open:
+                parts.append(self._admit(budget))
+            if self._open or not parts[-1].batch:
+                self._paging.cancel()  # nothing is in it
+                if self._open:
+                    self._step -= 1
+                    return self._paging.describe(self._step, [], (), ())
                 self._preempt([self.running[-1]], "a beam that it waits for has no room")
-                self._begin()
-        output = SchedulerOutput(
-            step=self._step,
-            fence=self._fence,
-            swaps_out=tuple(self._swaps_out),
-            swaps_in=tuple(self._swaps_in),
-            scheduled=tuple(
-                self._describe(sequence, n) for part in parts for sequence, n in part.batch.items()
-            ),
-            slot_mapping=array("q", chain.from_iterable(part.slots for part in parts)),
-            copies=tuple(chain.from_iterable(part.copies for part in parts)),
-        )
+                self._paging.begin()
+        output = self._paging.describe(self._step, parts, self._swaps_out, self._swaps_in)
+        self._open.append(output)
         self._record(output)
         return output
 
     def complete(self, output: SchedulerOutput) -> None:
-        """Close a step that has run: its positions are written, and may be shared."""
-        self.manager.complete_step(output.fence)
-        self._is_open = False
-        for item in output.scheduled:
-            sequence = item.sequence
-            sequence.num_computed_tokens = item.stop
-            computed = self.manager.num_computed_tokens(sequence.seq_id)
-            self.manager.commit(sequence.seq_id, computed)
+        """Close the oldest open step, which has run: its positions are written, and may be shared."""
+        assert output is self._open[0], "steps complete in the order in which they were opened"
+        del self._open[0]
+        self._paging.complete(output)
 
     def fork(self, sequence: Sequence) -> Sequence:
         """Another answer that goes on from a sequence, sharing its blocks where it has any."""
@@ -154,7 +144,11 @@ class Scheduler:
         self.drop(sequence)
 
     def drop(self, sequence: Sequence) -> None:
-        """Take a sequence out, wherever it stands, and give its blocks back."""
+        """Take a sequence out, wherever it stands, and give its blocks back.
+
+        Those that an open step uses are handed out again when that is complete.
+        """
+        sequence.is_dropped = True
         for queue in (self.waiting, self.running):
             if sequence in queue:
                 queue.remove(sequence)
@@ -162,18 +156,19 @@ class Scheduler:
             self.manager.free(sequence.seq_id)
 
     def abort(self, request: Request) -> None:
-        """Drop a request, wherever it stands, and give its blocks back.
-
-        Also in the midst of a step that failed: nothing is in flight afterwards. All requests of
-        such a step are to be aborted.
-        """
+        """Drop a request, wherever it stands, and give its blocks back."""
         for sequence in request.sequences:
             self.drop(sequence)
-        self.manager.complete_step(self.manager.begin_step())
-        if self._is_open and self._swaps_in:
-            # They can be found already, and may never have been copied.
-            self.manager.reset_prefix_cache()
-        self._is_open = False
+
+    def fail(self) -> tuple[Request, ...]:
+        """Close all open steps, wherever they failed, and drop the requests that run."""
+        requests = dict.fromkeys(sequence.request for sequence in self.running)
+        are_coming = bool(self._swaps_in) or any(output.swaps_in for output in self._open)
+        self._paging.fail(swaps_in=are_coming)
+        self._open.clear()
+        for request in requests:
+            self.abort(request)
+        return tuple(requests)
 
     # ── who goes on ──────────────────────────────────────────────────────────────────────────
 
@@ -181,10 +176,17 @@ class Scheduler:
         """Give each running sequence its pending tokens, in order; preempt until all fit."""
         batch: dict[Sequence, int] = {}
         budget = self.config.max_num_batched_tokens
+        in_flight = {item.sequence for output in self._open for item in output.scheduled}
         for sequence in self.running:
-            if num_tokens := min(sequence.num_pending_tokens, budget):
+            num_tokens = len(sequence.token_ids) - sequence.num_computed_tokens
+            if num_tokens and sequence not in in_flight:
+                num_tokens = min(num_tokens, budget)
                 batch[sequence] = num_tokens
                 budget -= num_tokens
+                if not budget:
+                    break
+        if self._open and self._shortage(batch):
+            return {}, 0
         num_preempted = 0
         while reason := self._shortage(batch):
             victims = self._newest()
@@ -198,7 +200,7 @@ class Scheduler:
         """Why a batch of running sequences cannot have its blocks; nothing if it can."""
         if not batch:
             return ""
-        verdict = self.manager.can_append(self._entries(batch))
+        verdict = self._paging.can_append(batch)
         if not verdict.is_now:
             return str(verdict)
         # The last request has nobody to preempt but itself.
@@ -259,7 +261,7 @@ class Scheduler:
 
     # ── who starts ───────────────────────────────────────────────────────────────────────────
 
-    def _admit(self, budget: int) -> _Part:
+    def _admit(self, budget: int) -> Part:
         """Start waiting sequences in order, each with blocks for all its tokens."""
         admitted: dict[Sequence, int] = {}
         bypassed: list[Request] = []
@@ -282,7 +284,7 @@ class Scheduler:
             self.counters.num_bypasses += len(bypassed)
             if any(request.num_bypassed >= self.config.skip_ahead for request in bypassed):
                 break
-        return self._append(admitted)
+        return self._paging.append(admitted)
 
     def _may_be_bypassed(self, sequence: Sequence) -> bool:
         """What has run keeps its place; what has not is passed `skip_ahead` times, no more."""
@@ -313,10 +315,7 @@ class Scheduler:
         block_size = self.manager.block_size
         num_swapped = -(-self.manager.num_computed_tokens(sequence.seq_id) // block_size)
         num_more = -(-len(sequence.token_ids) // block_size) - num_swapped
-        needed = verdict.num_needed_blocks + num_more
-        is_short = verdict.is_now and needed > verdict.num_available_blocks
-        when = When.LATER if is_short else verdict.when
-        return verdict._replace(when=when, num_needed_blocks=needed)
+        return needing(verdict, verdict.num_needed_blocks + num_more)
 
     def _num_seats(self, newcomer: Sequence) -> int:
         """The seats taken if a sequence joined, with those for the answers it will fork into."""
@@ -418,46 +417,6 @@ class Scheduler:
             key=lambda s: (self._priority(s), not s.has_run, s.request.arrival, s.index),
         )
 
-    # ── a step in the block manager's terms ──────────────────────────────────────────────────
-
-    def _begin(self) -> None:
-        self._fence = self.manager.begin_step()
-        self._is_open = True
-
-    def _append(self, batch: Mapping[Sequence, int]) -> _Part:
-        """Take the blocks of a batch; tokens that are computed again get slot -1."""
-        entries = self._entries(batch)
-        plan = self.manager.append(entries)
-        slots: Iterable[int] = plan.slot_mapping
-        if len(plan.slot_mapping) < sum(batch.values()):
-            num_written = (len(entries.get(sequence.seq_id, ())) for sequence in batch)
-            slots = _with_gaps(slots, batch.values(), num_written)
-        return _Part(batch, slots, plan.copies)
-
-    def _entries(self, batch: Mapping[Sequence, int]) -> dict[tuple[int, int], list[int]]:
-        """The token ids of each sequence's next positions, but those whose KV was found."""
-        entries = {
-            s.seq_id: s.token_ids[self._first_unwritten(s) : s.num_computed_tokens + n]
-            for s, n in batch.items()
-        }
-        return {seq_id: token_ids for seq_id, token_ids in entries.items() if token_ids}
-
-    def _first_unwritten(self, sequence: Sequence) -> int:
-        if not sequence.request.wants_prompt_logprobs:
-            return sequence.num_computed_tokens
-        return self.manager.num_computed_tokens(sequence.seq_id)
-
-    def _describe(self, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
-        start = sequence.num_computed_tokens
-        return ScheduledSequence(
-            sequence=sequence,
-            start=start,
-            token_ids=sequence.token_ids[start : start + num_tokens],
-            block_table=self.manager.block_table(sequence.seq_id),
-            completes=num_tokens == sequence.num_pending_tokens,
-            wants_logits=sequence.request.wants_prompt_logprobs,
-        )
-
     # ── what is told ─────────────────────────────────────────────────────────────────────────
 
     def _tell(self, sequence: Sequence, kind: str, detail: str = "") -> None:
@@ -495,13 +454,3 @@ def _num_shared_tokens(sequence: Sequence, other: Sequence, block_size: int) -> 
     ):
         shared += block_size
     return shared
-
-
-def _with_gaps(
-    slots: Iterable[int], num_tokens: Iterable[int], num_written: Iterable[int]
-) -> Iterator[int]:
-    """The slots of a batch in which each sequence's first tokens may write nothing."""
-    following = iter(slots)
-    for tokens, written in zip(num_tokens, num_written, strict=True):
-        yield from repeat(-1, tokens - written)
-        yield from islice(following, written)

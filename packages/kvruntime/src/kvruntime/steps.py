@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvblocks import BlockCopy, BlockSwap
 from kvruntime.request import Event, Sequence
@@ -14,14 +15,12 @@ from kvruntime.request import Event, Sequence
 __all__ = ["ScheduledSequence", "SchedulerOutput", "StepRecord"]
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
-    """The tokens of a sequence to compute now, and the blocks its whole context lies in."""
+class ScheduledSequence(NamedTuple):
+    """The tokens of a sequence to compute now."""
 
     sequence: Sequence
     start: int  # the position of the first token
     token_ids: list[int]
-    block_table: array[int]
     completes: bool  # no known token is left after this step, so that the next one is chosen
     wants_logits: bool  # of all its tokens, not only of the last
 
@@ -37,15 +36,20 @@ class SchedulerOutput:
 
     Blocks go to the host first, since what comes back may be given the same blocks; then come
     copies on write, and then the writes of the forward pass.
+
+    `block_tables` is int32 [sequences, blocks], padded with -1: the blocks that the whole context
+    of each scheduled sequence lies in.
     """
 
     step: int
     fence: int  # what the block manager knows the step by
     scheduled: tuple[ScheduledSequence, ...]
+    block_tables: memoryview
     slot_mapping: array[int]
     copies: tuple[BlockCopy, ...]
     swaps_out: tuple[BlockSwap, ...] = ()  # from the device to the host
     swaps_in: tuple[BlockSwap, ...] = ()  # from the host to the device
+    num_decoding: int = 0  # the first of them, which the block manager advances together
 
 
 @dataclass(frozen=True, slots=True)
