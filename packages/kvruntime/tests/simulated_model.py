@@ -33,6 +33,9 @@ def logits_after(token_ids: list[int]) -> torch.Tensor:
     return _ROWS[zlib.crc32(array("I", token_ids).tobytes()) % len(_ROWS)]
 
 
+FAILURES = ("before it moves anything", "after swaps", "after it has written")
+
+
 class StepFailed(RuntimeError):
     """A step that fails because it was told to."""
 
@@ -44,20 +47,21 @@ class SimulatedRunner:
         self.blocks = np.full((num_blocks, block_size, 2), -1, np.int64)
         self.host = np.full((max(num_host_blocks, 1), block_size, 2), -1, np.int64)
         self.num_moved_blocks = 0
-        self.fails = False
+        self.fails: str | None = None  # at one of these points
 
     def execute(self, output: SchedulerOutput) -> StepLogits:
         """Move, copy, write, then read every context back."""
+        self._fail_at(FAILURES[0])
         for source, destination in output.swaps_out:
             self.host[destination] = self.blocks[source]
         for source, destination in output.swaps_in:
             self.blocks[destination] = self.host[source]
         self.num_moved_blocks += len(output.swaps_out) + len(output.swaps_in)
+        self._fail_at(FAILURES[1])
         for source, destination, num_tokens in output.copies:
             self.blocks[destination, :num_tokens] = self.blocks[source, :num_tokens]
         self._write(output)
-        if self.fails:
-            raise StepFailed("after it has written")
+        self._fail_at(FAILURES[2])
         last, whole = [], []
         for item, table in zip(output.scheduled, np.asarray(output.block_tables), strict=True):
             context = item.sequence.token_ids[: item.stop]
@@ -71,6 +75,10 @@ class SimulatedRunner:
                 whole.append(torch.stack(rows))
         empty = torch.empty(0, VOCAB_SIZE)
         return StepLogits(torch.stack(last) if last else empty, tuple(whole))
+
+    def _fail_at(self, point: str) -> None:
+        if self.fails == point:
+            raise StepFailed(point)
 
     def _write(self, output: SchedulerOutput) -> None:
         slots = iter(output.slot_mapping)

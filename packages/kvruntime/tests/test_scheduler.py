@@ -167,6 +167,9 @@ class TestTwoStepsInFlight:
         assert scheduler.schedule().scheduled == ()
         scheduler.complete(first)
         assert [record.step for record in scheduler.log] == [1]
+        scheduler.abort(scheduler.running[0].request)
+        assert scheduler.manager.stats().num_fenced_blocks == 0
+        add(scheduler, 1, range(6))
         assert scheduler.schedule().step == 2
 
     def test_a_shortage_waits_for_the_first_and_preempts_nobody(self) -> None:

@@ -25,7 +25,16 @@ def test_every_request_gets_its_own_tokens_and_the_books_balance(seed: int) -> N
 @pytest.mark.parametrize(
     "counter",
     [
-        "aborted",
+        "aborted decoding",
+        "aborted in flight",
+        "aborted preempted",
+        "aborted prefilling",
+        "aborted swapped",
+        "aborted waiting",
+        "clock jumps",
+        "failed steps",
+        "lost",
+        "moved blocks",
         "num_bypasses",
         "num_cached_tokens",
         "num_copies",
@@ -35,6 +44,7 @@ def test_every_request_gets_its_own_tokens_and_the_books_balance(seed: int) -> N
         "num_preemptions_swap",
         "num_swap_fallbacks",
         "num_swapped_in_blocks",
+        "two steps open",
     ],
 )
 def test_every_policy_acts_in_some_world(counter: str) -> None:
@@ -48,6 +58,6 @@ def test_a_world_that_fails_says_how_to_have_it_again(
     arguments = ["--seed", "3", "--worlds", "1", "--requests", "40"]
     assert main(arguments) == 1
     printed = capsys.readouterr().out
-    assert "again: nox -s simulate -- --seed 3 --worlds 1" in printed
+    assert "again: nox -s simulate -- --seed 3 --worlds 1 --requests 40\n" in printed
     assert main(arguments) == 1
     assert capsys.readouterr().out == printed

@@ -118,8 +118,9 @@ class Paging:
 
     def complete(self, output: SchedulerOutput) -> None:
         """Close a step that has run: its positions are written, and may be shared."""
-        self.manager.complete_step(output.fence)
         self._num_open -= 1
+        # Where no step is left open, those that were taken back are closed with it.
+        self.manager.complete_step(output.fence if self._num_open else self._fence)
         scheduled = output.scheduled
         if output.num_decoding:
             together = islice(scheduled, output.num_decoding)
