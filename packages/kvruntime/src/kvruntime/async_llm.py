@@ -24,7 +24,7 @@ import torch
 from kvruntime.answer_stream import AnswerStream, Delta
 from kvruntime.detokenizer import Detokenizer
 from kvruntime.engine import Engine
-from kvruntime.errors import EngineFailed, EngineUnavailable
+from kvruntime.errors import EngineBusy, EngineFailed, EngineUnavailable
 from kvruntime.llm import LLM
 from kvruntime.request import Request
 from kvruntime.request import Sequence as Sample
@@ -125,7 +125,7 @@ class AsyncLLM:
         `EngineUnavailable` unless the status is "ready".
         """
         self.check_ready()
-        token_ids = self.llm.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        token_ids = self.llm.encode(prompt) if isinstance(prompt, str) else list(prompt)
         seed = params.seed if isinstance(params, SamplingParams) else 0
         request = Request(
             next(self._request_ids),
@@ -175,7 +175,12 @@ class AsyncLLM:
 
         `submit` decides; this is as far as can be told while the engine works.
         """
-        self.llm.engine.check_room(num_answers, 0)
+        engine = self.llm.engine
+        try:
+            engine.check_room(num_answers, 0)
+        except EngineBusy:
+            self._inbox.put(engine.count_rejection)
+            raise
 
     async def loaded(self) -> None:
         """Wait until the status is not "loading" any more."""

@@ -124,6 +124,10 @@ class Engine:
             )
         self.scheduler.add(request)
 
+    def count_rejection(self) -> None:
+        """Count a request that was refused before it came here."""
+        self._num_rejections += 1
+
     def abort(self, request: Request) -> None:
         """Drop a request, wherever it stands, and give its blocks back."""
         self.scheduler.abort(request)

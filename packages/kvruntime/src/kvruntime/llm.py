@@ -105,8 +105,18 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or several, through the model's own chat template."""
         texts = [self.tokenizer.apply_chat_template(c) for c in _conversations(conversations)]
-        encoded = [(text, self._tokenize(text, add_special_tokens=False)) for text in texts]
+        encoded = [(text, self.encode(text, add_special_tokens=False)) for text in texts]
         return self._answer(encoded, params, priority, cache_salt)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a prompt, as `generate` would; a chat's has its special tokens."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # bytes of a command line that are no text
+            raise InvalidRequest(
+                f"a prompt must be valid Unicode, got {text[error.start]!r}"
+            ) from None
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def explain(self, answer: RequestOutput) -> str:
         """Say what happened to a request and why: one line a wait, admission, preemption and end.
@@ -132,22 +142,13 @@ class LLM:
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
-            return prompt, self._tokenize(prompt)
+            return prompt, self.encode(prompt)
         try:
             return None, [index(token_id) for token_id in prompt]
         except TypeError:
             raise InvalidRequest(
                 f"a prompt must be a text or a sequence of token ids, got {shortened(prompt)}"
             ) from None
-
-    def _tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:  # bytes of a command line that are no text
-            raise InvalidRequest(
-                f"a prompt must be valid Unicode, got {text[error.start]!r}"
-            ) from None
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def _answer(
         self,

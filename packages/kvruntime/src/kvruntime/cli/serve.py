@@ -31,6 +31,10 @@ def serve(
         Path | None,
         typer.Option(help="Keys, one a line, each with its tenant's name if it has one."),
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name of this server, where only some are answered.", metavar="NAME"),
+    ] = None,
     max_num_waiting: Annotated[
         int, typer.Option(help="Answers that may wait; more get 429.")
     ] = 128,
@@ -92,6 +96,7 @@ def serve(
     settings = ServerSettings(
         model_names=tuple(served_model_name or [Path(model).name]),
         api_keys=_api_keys(api_key or [], api_key_file),
+        allowed_hosts=tuple(allowed_host or ()),
         request_seconds=request_seconds or None,
     )
     has_answered_all = run(

@@ -1,6 +1,7 @@
 """Who may ask, and whose cached blocks they may find. Knows keys and tenants, no endpoints."""
 
 import hmac
+import re
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,30 +17,46 @@ _OPEN_PATHS = {"/health", "/ready"}  # which probes ask, and which say nothing o
 class Authentication:
     """Lets requests through whose key is known, and notes the tenant it belongs to.
 
-    The time that it takes says nothing about how much of a key was right.
+    Where names of hosts are given, others are refused: a page of another site that has its name
+    resolved to this machine does not get in.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self.app = app
         self._tenants = {key.encode(): tenant for key, tenant in settings.api_keys.items()}
+        self._hosts = frozenset(settings.allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] != "http" or not self._tenants or scope["path"] in _OPEN_PATHS:
+        if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        headers = Headers(scope=scope)
+        if error := self._wrong_host(headers) or self._wrong_key(scope, headers):
+            await error_response(error)(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    def _wrong_host(self, headers: Headers) -> APIError | None:
+        host = re.sub(r":\d*$", "", headers.get("host", "")).lower()
+        if not self._hosts or host in self._hosts:
+            return None
+        return APIError(421, f"this server does not answer for {host!r}", code="wrong_host")
+
+    def _wrong_key(self, scope: Scope, headers: Headers) -> APIError | None:
+        """Note whose key it is, or say that it is nobody's."""
+        if not self._tenants or scope["path"] in _OPEN_PATHS:
+            return None
+        kind, _, key = headers.get("authorization", "").partition(" ")
         given = key.strip().encode() if kind.lower() == "bearer" else b""
-        # All are compared, so that the time does not say which it was.
+        # All are compared, each in a time that does not say how much of it was right.
         found = [known for known in self._tenants if hmac.compare_digest(known, given)]
         if not found:
-            error = APIError(
+            return APIError(
                 401,
                 "the header Authorization: Bearer KEY must have a key of this server",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-            await error_response(error)(scope, receive, send)
-            return
         scope["kvruntime.tenant"] = self._tenants[found[0]]
-        await self.app(scope, receive, send)
+        return None

@@ -68,9 +68,9 @@ async def _respond(service: Service, request: Request, body: ChatCompletionReque
 
 
 def _token_ids(service: Service, body: ChatCompletionRequest) -> list[int]:
-    tokenizer = service.async_llm.llm.tokenizer
-    text = tokenizer.apply_chat_template([one.as_template_input() for one in body.messages])
-    return tokenizer.encode(text, add_special_tokens=False)
+    llm = service.async_llm.llm
+    text = llm.tokenizer.apply_chat_template([one.as_template_input() for one in body.messages])
+    return llm.encode(text, add_special_tokens=False)
 
 
 class _Writer:

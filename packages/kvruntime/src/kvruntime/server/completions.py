@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvruntime.answer_stream import Delta
+from kvruntime.llm import LLM
 from kvruntime.sampler import TokenLogprobs
 from kvruntime.server.answers import Answers, finish_reason
 from kvruntime.server.errors import stream_error
@@ -21,7 +22,6 @@ from kvruntime.server.protocol import CompletionRequest
 from kvruntime.server.responses import Completion, CompletionChoice, Usage
 from kvruntime.server.service import FINGERPRINT, Service, service_of
 from kvruntime.server.sse import DONE, EventStreamResponse, event, while_connected
-from kvruntime.tokenizer import Tokenizer
 
 __all__ = ["completions"]
 
@@ -35,8 +35,8 @@ async def completions(request: Request) -> Response:
 
 
 async def _respond(service: Service, request: Request, body: CompletionRequest) -> Response:
-    tokenizer = service.async_llm.llm.tokenizer
-    prompts = await service.in_thread(lambda: _token_ids(tokenizer, body.prompts))
+    llm = service.async_llm.llm
+    prompts = await service.in_thread(lambda: _token_ids(llm, body.prompts))
     params = [
         body.params(
             max(1, min(body.max_tokens, service.num_tokens_left(prompt))),
@@ -63,8 +63,8 @@ async def _respond(service: Service, request: Request, body: CompletionRequest) 
     return Response(whole, media_type="application/json", headers=headers)
 
 
-def _token_ids(tokenizer: Tokenizer, prompts: list[str] | list[list[int]]) -> list[list[int]]:
-    return [tokenizer.encode(one) if isinstance(one, str) else one for one in prompts]
+def _token_ids(llm: LLM, prompts: list[str] | list[list[int]]) -> list[list[int]]:
+    return [llm.encode(one) if isinstance(one, str) else one for one in prompts]
 
 
 class _Writer:

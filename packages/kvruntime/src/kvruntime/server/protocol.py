@@ -39,10 +39,10 @@ Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
 
 # What only sampling knows, and the values that say nothing.
 _OF_SAMPLING: dict[str, tuple[object, ...]] = {
-    "temperature": (0, 1),
-    "top_p": (1,),
+    "temperature": (0.0, 1.0),
+    "top_p": (1.0,),
     "top_k": (0, -1),
-    "min_p": (0,),
+    "min_p": (0.0,),
     "seed": (),
     "stop": (),
     "include_stop_str_in_output": (False,),
@@ -120,7 +120,7 @@ class GenerationRequest(Body):
                 raise ValueError(f"{strange[0]} needs use_beam_search to be true")
             return self
         for name, neutral in _OF_SAMPLING.items():
-            if name in given and getattr(self, name) not in neutral:
+            if name in given and not _is_one_of(getattr(self, name), neutral):
                 raise ValueError(f"{name} cannot go with use_beam_search")
         return self
 
@@ -267,6 +267,11 @@ class ChatCompletionRequest(GenerationRequest):
     def limit(self) -> int | None:
         """The tokens an answer may have, if the client says it."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+def _is_one_of(value: object, others: tuple[object, ...]) -> bool:
+    """Whether a value is among others, where 0 is not False."""
+    return any(type(value) is type(other) and value == other for other in others)
 
 
 def _token_id(name: str) -> Any:

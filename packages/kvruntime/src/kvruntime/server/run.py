@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType
 
 import typer
@@ -24,6 +25,7 @@ __all__ = ["run"]
 
 _CLOSING_SECONDS = 5  # for answers that are complete to reach their readers
 _MAX_NUM_CONNECTIONS = 1000
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 def run(
@@ -44,8 +46,13 @@ def run(
     listener = _listen(host, port)
     _say(f"kvruntime {__version__} loads {settings.model_names[0]}")
     _say(f"listening on {_url(listener)}")
-    if not settings.api_keys and not _is_loopback(listener):
-        _say("anybody who reaches this address may use it: no --api-key was given")
+    if not settings.api_keys:
+        if _is_loopback(listener):
+            settings = replace(
+                settings, allowed_hosts=(host, *_LOOPBACK_NAMES, *settings.allowed_hosts)
+            )
+        else:
+            _say("anybody who reaches this address may use it: no --api-key was given")
     return asyncio.run(_serve(load, settings, listener, drain_seconds, access_log))
 
 

@@ -26,6 +26,9 @@ __all__ = ["FINGERPRINT", "Service", "service_of"]
 
 FINGERPRINT = f"kvruntime-{__version__}"
 
+# Nobody knows; a model loads in seconds, and a server that drains or failed is started again.
+_SECONDS_UNTIL_READY = {"loading": 2, "draining": 10}
+
 BodyType = TypeVar("BodyType", bound=BaseModel)
 T = TypeVar("T")
 
@@ -87,6 +90,13 @@ class Service:
                 code="model_not_found",
             )
         self.async_llm.check_ready()
+        if body.priority and self.async_llm.llm.engine.config.policy != "priority":
+            raise APIError(
+                400,
+                f"priority must be 0 where the server's policy is fcfs, got {body.priority}",
+                param="priority",
+                code="invalid_request",
+            )
         self.async_llm.check_room(num_prompts * body.num_sequences)
 
     async def open(
@@ -114,6 +124,9 @@ class Service:
 
     def retry_after(self) -> int:
         """Return the seconds after which somebody who is refused now may try again."""
+        status = self.async_llm.status
+        if status != "ready":
+            return _SECONDS_UNTIL_READY.get(status, 30)
         return self.throughput.seconds_for(self.async_llm.num_waiting)
 
     def num_tokens_left(self, prompt: Sequence[int]) -> int:

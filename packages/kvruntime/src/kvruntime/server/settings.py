@@ -17,6 +17,7 @@ class ServerSettings:
         model_names: what clients may call the model; answers use the first.
         api_keys: the keys that are accepted, each with the tenant it belongs to. Tenants share no
             cached blocks; the keys of tenant None share theirs. Without keys, none is asked for.
+        allowed_hosts: the names in the header `Host` that are answered, without ports; none: all are.
         max_body_bytes: the longest body of a request.
         body_seconds: how long a client may take to send it.
         request_seconds: how long a request may take until it is aborted; None lets it run.
@@ -26,6 +27,7 @@ class ServerSettings:
     api_keys: Mapping[str, str | None] = field(
         default_factory=lambda: MappingProxyType({}), repr=False
     )
+    allowed_hosts: tuple[str, ...] = ()
     max_body_bytes: int = 4 * 2**20
     body_seconds: float = 30.0
     request_seconds: float | None = 600.0
