@@ -161,6 +161,7 @@ class TestWhoLeavesFreesItsBlocks:
         assert stats.num_held_blocks == stats.num_held_host_blocks == 0
         assert stats.num_free_blocks + stats.num_cached_blocks == before
         await async_llm.call(lambda engine: engine.manager.check())
+        assert await texts(await async_llm.submit([5], GREEDY, request_id="next"))
 
     @pytest.mark.parametrize(
         "params",
@@ -190,7 +191,8 @@ class TestWhoLeavesFreesItsBlocks:
                 second = await async_llm.submit([5, 6, 7], ENDLESS, request_id="b")
                 await until(async_llm, lambda engine: engine.stats().num_prefill_tokens > 20)
                 await self.assert_freed(async_llm, [second, first], before=256)
-                assert (await async_llm.call(lambda e: e.stats())).num_generated_tokens == 0
+                stats = await async_llm.call(lambda engine: engine.stats())
+                assert stats.num_generated_tokens == GREEDY.max_tokens  # of the next request
 
         asyncio.run(leave())
 
@@ -205,6 +207,24 @@ class TestWhoLeavesFreesItsBlocks:
                 ]
                 await until(async_llm, lambda e: e.manager.stats().num_held_host_blocks > 0)
                 await self.assert_freed(async_llm, streams, before=12)
+
+        asyncio.run(leave())
+
+    def test_in_the_midst_of_a_step(self, make_llm: MakeLLM) -> None:
+        stepping, going_on = threading.Event(), threading.Event()
+
+        class Slow(Observer):
+            def stepped(self, engine: Engine, seconds: float) -> None:  # noqa: ARG002 -- its interface
+                stepping.set()
+                assert going_on.wait(timeout=60)
+
+        async def leave() -> None:
+            async with running(make_llm(), Slow()) as async_llm:
+                stream = await async_llm.submit([5, 6, 7], ENDLESS, request_id="a")
+                await asyncio.to_thread(stepping.wait)
+                stream.abort()
+                going_on.set()
+                await self.assert_freed(async_llm, [], before=256)
 
         asyncio.run(leave())
 

@@ -222,13 +222,15 @@ class AsyncLLM:
         finally:
             self._loaded.set_result(None)
         while not self._has_ended:
-            is_working = engine.has_work and self._status != "failed"
             try:
-                self._take_calls(may_wait=not is_working)
-                if is_working:
+                self._take_calls(may_wait=not self._can_step(engine))
+                if self._can_step(engine):
                     self._step(engine)
             except Exception as error:  # noqa: BLE001 -- everybody who waits is answered with it
                 self._fail(error)
+
+    def _can_step(self, engine: Engine) -> bool:
+        return engine.has_work and self._status != "failed" and not self._has_ended
 
     def _start(self) -> Engine:
         self._llm = self._source if isinstance(self._source, LLM) else self._source()

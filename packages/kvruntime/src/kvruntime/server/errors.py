@@ -160,12 +160,13 @@ def _invalid(error: ValidationError) -> APIError:
         )
     if first["type"] == "missing":
         return APIError(400, f"the field {path} is missing", param=path, code="missing_field")
-    if not first["loc"]:  # fields that do not go together
+    if first["type"] == "value_error" and not first["loc"]:  # fields that do not go together
         message = first["msg"].removeprefix("Value error, ")
         return APIError(400, message, param=_field_named(message), code="invalid_request")
     same = [one["msg"] for one in found if one["loc"][:1] == first["loc"][:1]]
     said = ", or: ".join(dict.fromkeys(same))
-    return APIError(400, f"{path}: {said}", param=path, code="invalid_field")
+    param = path if first["loc"] else None
+    return APIError(400, f"{path}: {said}", param=param, code="invalid_field")
 
 
 def _field_named(message: str) -> str | None:
