@@ -158,6 +158,12 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def figures(session: nox.Session) -> None:
+    """Write the figures on the pages from benchmarks/results: `nox -s figures -- --check`."""
+    session.run("python", "-m", "benchmarks.figures", *session.posargs)
+
+
+@nox.session(default=False)
 def stress(session: nox.Session) -> None:
     """Drive kvblocks beside a naive model: `nox -s stress -- --seed 1 --operations 1000000`."""
     install(session, "-e", "packages/kvblocks", *groups("test"))

