@@ -64,9 +64,8 @@ def ask(request_id: int, length: int, **params: Any) -> Request:
 
 def ask_beams(request_id: int, length: int, **params: Any) -> Request:
     """Likewise, by beams."""
-    request = ask(request_id, length)
-    request.params = BeamSearchParams(**params)
-    return request
+    prompt = ask(request_id, length).prompt_token_ids
+    return Request(request_id, "", prompt, BeamSearchParams(**params), seed=0)
 
 
 def finish(engine: Engine) -> None:
@@ -161,10 +160,11 @@ def test_a_victim_that_does_not_fit_on_the_host_is_recomputed_and_the_engine_goe
 
 def test_a_prompt_that_is_cached_whole_computes_its_last_block_and_stays_findable() -> None:
     engine = make(num_blocks=16)
-    same = [ask(0, 8, max_tokens=6) for _ in range(3)]
+    prompt = ask(0, 8).prompt_token_ids
+    params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+    same = [Request(number, "", prompt, params, seed=0) for number in range(3)]
     computed = []
-    for number, request in enumerate(same):
-        request.request_id = number
+    for request in same:
         before = engine.stats().num_prefill_tokens
         engine.add(request)
         finish(engine)

@@ -115,11 +115,12 @@ class Engine:
         except EngineBusy:
             self._num_rejections += 1
             raise
+        request.end_token_ids = self._stop_token_ids(request.params)
         if isinstance(request.params, BeamSearchParams):
             longest = self.max_model_len - len(request.prompt_token_ids)
             request.beam_search = BeamSearch(
                 request.params,
-                stop_token_ids=self._stop_token_ids(request.params),
+                stop_token_ids=request.end_token_ids,
                 max_tokens=min(request.params.max_tokens, longest),
             )
         self.scheduler.add(request)
@@ -167,17 +168,22 @@ class Engine:
         rows: list[int] = []
         samples: list[Sequence] = []
         beams: list[tuple[int, Sequence]] = []
-        completing = (item.sequence for item in output.scheduled if item.completes)
+        completing = [item.sequence for item in output.scheduled if item.completes]
         for row, sequence in enumerate(completing):
             if sequence.is_dropped:
                 continue
             if sequence.request.beam_search is not None:
                 beams.append((row, sequence))
+            elif sequence.request.is_forked:
+                rows.append(row)
+                samples.append(sequence)
             else:
                 forked = self._fork_samples(sequence)
                 rows += [row] * len(forked)
                 samples += forked
-        return self._sample(logits.last[rows], samples) + self._search(logits.last, beams)
+        # Most steps sample every row once, and logits are large.
+        sampled = logits.last if samples == completing else logits.last[rows]
+        return self._sample(sampled, samples) + self._search(logits.last, beams)
 
     def fail(self) -> tuple[Request, ...]:
         """Give up all open steps, and drop the requests that run, which are returned."""
@@ -249,10 +255,8 @@ class Engine:
     # ── samples ──────────────────────────────────────────────────────────────────────────────
 
     def _fork_samples(self, sequence: Sequence) -> list[Sequence]:
-        """The samples that go on from a sequence: itself, and its children the first time."""
+        """The samples that go on from the one that computed the prompt: itself and its children."""
         request = sequence.request
-        if request.is_forked:
-            return [sequence]
         request.is_forked = True
         num_children = request.params.num_sequences - 1
         children = [self.scheduler.fork(sequence) for _ in range(num_children)]
@@ -286,14 +290,16 @@ class Engine:
 
     def _sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[Request]:
         """Choose a token for each of these samples; the requests that finished with it."""
-        processed = process(logits, [self._history(sequence) for sequence in sequences])
+        processed = logits
+        if any(sequence.request.changes_logits for sequence in sequences):
+            processed = process(logits, [self._history(sequence) for sequence in sequences])
         processed = constrain(processed, logits, [sequence.matcher for sequence in sequences])
         tokens = sample(processed, [_sampling_row(sequence) for sequence in sequences])
         _note_logprobs(logits, sequences, tokens)
         finished = []
+        self._num_generated_tokens += len(tokens)
         for sequence, token in zip(sequences, tokens, strict=True):
             sequence.token_ids.append(token)
-            self._num_generated_tokens += 1
             if sequence.matcher is not None:
                 sequence.matcher.advance(token)
             if (reason := self._finish_reason(sequence, token)) is not None:
@@ -303,24 +309,22 @@ class Engine:
         return finished
 
     def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
-        params, detokenizer = sequence.request.params, sequence.detokenizer
-        matcher = sequence.matcher
+        request, detokenizer, matcher = sequence.request, sequence.detokenizer, sequence.matcher
         if matcher is not None and matcher.error:
             sequence.stop_reason = matcher.error
             return FinishReason.ERROR
         if detokenizer is not None and detokenizer.append(token):
             sequence.stop_reason = detokenizer.stop_reason
             return FinishReason.STOP
-        if token in params.stop_token_ids:
-            sequence.stop_reason = token
-        if token in self._stop_token_ids(params):
+        if token in request.end_token_ids:
+            if token in request.params.stop_token_ids:
+                sequence.stop_reason = token
             return FinishReason.STOP
         if matcher is not None and matcher.is_finished:
             return FinishReason.STOP
-        if (
-            sequence.num_output_tokens >= params.max_tokens
-            or len(sequence.token_ids) >= self.max_model_len
-        ):
+        num_tokens = len(sequence.token_ids)
+        num_generated = num_tokens - len(request.prompt_token_ids)
+        if num_generated >= request.params.max_tokens or num_tokens >= self.max_model_len:
             return FinishReason.LENGTH
         return None
 
@@ -335,7 +339,7 @@ class Engine:
             request.params,
             request.prompt_token_ids,
             sequence.output_token_ids,
-            self._stop_token_ids(request.params),
+            request.end_token_ids,
         )
 
     def _note_prompt_logprobs(self, output: SchedulerOutput, logits: StepLogits) -> None:
@@ -419,22 +423,30 @@ class Engine:
     def _count(self, output: SchedulerOutput) -> None:
         """Count a step's work, and note the fullest moment of the pool."""
         self._num_steps += 1
-        self._num_prefill_tokens += sum(map(_num_prompt_tokens, output.scheduled))
+        # Those that decode together are beyond their prompts.
+        self._num_prefill_tokens += sum(
+            map(_num_prompt_tokens, islice(output.scheduled, output.num_decoding, None))
+        )
         self._peak_samples = max(self._peak_samples, len(self.scheduler.running))
         held = self.manager.stats().num_held_blocks
         if held > self._peak_blocks:
             self._peak_blocks = held
-            self._tail_waste_slots = self._num_tail_waste_slots()
+            self._tail_waste_slots = self._num_tail_waste_slots(output)
 
-    def _num_tail_waste_slots(self) -> int:
+    def _num_tail_waste_slots(self, output: SchedulerOutput) -> int:
         """Slots of last blocks that no known token will fill, for none of the block's holders."""
         block_size = self.manager.block_size
+        # Those that decode together have their last blocks to themselves.
+        decoding = {item.sequence for item in islice(output.scheduled, output.num_decoding)}
+        num_alone = sum([-len(sequence.token_ids) % block_size for sequence in decoding])
         wasted: dict[int, int] = {}
         for sequence in self.scheduler.running:
+            if sequence in decoding:
+                continue
             table = self.manager.block_table(sequence.seq_id)
             unfilled = max(0, len(table) * block_size - len(sequence.token_ids))
             wasted[table[-1]] = min(unfilled, wasted.get(table[-1], block_size))
-        return sum(wasted.values())
+        return num_alone + sum(wasted.values())
 
 
 def _num_leaked(pool: Stats) -> int:
@@ -443,8 +455,11 @@ def _num_leaked(pool: Stats) -> int:
     return pool.num_held_blocks + pool.num_fenced_blocks + num_host
 
 
-def _sampling_row(sequence: Sequence) -> SamplingRow:
+def _sampling_row(sequence: Sequence) -> SamplingRow | None:
+    """What a sample is drawn by; nothing if it is greedy."""
     request = sequence.request
+    if request.is_greedy:
+        return None
     assert isinstance(request.params, SamplingParams), "beams are not drawn"
     return SamplingRow(
         request.params, request.seed, sequence.index, position=sequence.num_output_tokens
@@ -456,9 +471,7 @@ def _note_logprobs(logits: torch.Tensor, sequences: list[Sequence], tokens: list
     wanted: dict[int, int] = {}
     for row, sequence in enumerate(sequences):
         params = sequence.request.params
-        if isinstance(params, SamplingParams) and (
-            params.logprobs is not None or params.num_sequences > params.n
-        ):
+        if sequence.request.keeps_logprobs and isinstance(params, SamplingParams):
             wanted[row] = params.logprobs or 0
     if not wanted:
         return

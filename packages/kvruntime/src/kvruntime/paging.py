@@ -75,6 +75,8 @@ class Paging:
 
     def append(self, batch: Mapping[Sequence, int]) -> Part:
         """Take the blocks of a batch; tokens that are computed again get slot -1."""
+        if not batch:
+            return Part({}, (), ())
         rows, others = self._divide(batch)
         slots: list[Iterable[int]] = []
         copies: tuple[BlockCopy, ...] = ()
@@ -157,7 +159,7 @@ class Paging:
         counts = [batch.get(sequence, 0) for sequence in rows]
         if not any(counts):
             return [], dict(batch)
-        if set(counts) != {1}:
+        if counts.count(1) != len(counts):
             for sequence, num_tokens in zip(rows, counts, strict=True):
                 if num_tokens != 1:
                     self._decoding.leave(sequence.seq_id)

@@ -72,8 +72,19 @@ class Request:
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     beam_search: BeamSearch | None = None
     events: list[Event] = field(default_factory=list)
+    end_token_ids: frozenset[int] = frozenset()  # those that end an answer
+    # What its parameters ask for at every token, looked up once.
+    is_greedy: bool = field(init=False)
+    changes_logits: bool = field(init=False)
+    keeps_logprobs: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        params = self.params
+        self.changes_logits = params.changes_logits
+        self.is_greedy = self.keeps_logprobs = False
+        if isinstance(params, SamplingParams):
+            self.is_greedy = params.is_greedy
+            self.keeps_logprobs = params.logprobs is not None or params.num_sequences > params.n
         self.sequences.append(Sequence(self, self.take_index(), list(self.prompt_token_ids)))
 
     @property
@@ -129,11 +140,10 @@ class Sequence:
     is_swapped: bool = False
     is_dropped: bool = False  # it ended or was aborted, perhaps while a step that has it is open
     obstacle: str = ""  # what kept it from being admitted when it was last its turn
+    seq_id: tuple[int, int] = field(init=False)  # what the block manager knows it by
 
-    @property
-    def seq_id(self) -> tuple[int, int]:
-        """What the block manager knows this sequence by."""
-        return self.request.request_id, self.index
+    def __post_init__(self) -> None:
+        self.seq_id = self.request.request_id, self.index
 
     @property
     def output_token_ids(self) -> list[int]:

@@ -47,17 +47,19 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+def sample(logits: torch.Tensor, rows: Sequence[SamplingRow | None]) -> list[int]:
     """Return one token id a row of logits, float32 [R, vocab_size].
 
-    Greedy rows take the first of the likeliest tokens. The others are divided by their temperature,
-    cut by min-p, to the top k, then to the top p, and drawn by the row's number.
+    Greedy rows, or None, take the first of the likeliest tokens. The others are divided by their
+    temperature, cut by min-p, to the top k, then to the top p, and drawn by the row's number.
     O(R * vocab * log(vocab)).
     """
     tokens: list[int] = logits.argmax(dim=-1).tolist()
-    drawn = [index for index, row in enumerate(rows) if not row.params.is_greedy]
+    drawn = {
+        index: row for index, row in enumerate(rows) if row is not None and not row.params.is_greedy
+    }
     if drawn:
-        chosen = _draw(logits[drawn], [rows[index] for index in drawn])
+        chosen = _draw(logits[list(drawn)], list(drawn.values()))
         for index, token in zip(drawn, chosen, strict=True):
             tokens[index] = token
     return tokens

@@ -73,6 +73,17 @@ class GenerationParams:
         """How many sequences run side by side once the prompt is computed."""
         return self.n
 
+    @property
+    def changes_logits(self) -> bool:
+        """Whether anything but a draw stands between the model's logits and a token."""
+        return (
+            bool(self.logit_bias)
+            or self.min_tokens > 0
+            or self.repetition_penalty != 1
+            or self.frequency_penalty != 0
+            or self.presence_penalty != 0
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams(GenerationParams):
