@@ -135,6 +135,7 @@ class AsyncLLM:
             secrets.randbits(64) if seed is None else seed,
             priority,
             cache_salt,
+            name=request_id,
         )
         stream = AnswerStream(request_id, len(token_ids), self._abort)
         opened = _OpenRequest(request, stream, self.llm.tokenizer, time.monotonic())

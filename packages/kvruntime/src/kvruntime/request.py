@@ -77,6 +77,7 @@ class Request:
     is_greedy: bool = field(init=False)
     changes_logits: bool = field(init=False)
     keeps_logprobs: bool = field(init=False)
+    name: str = ""  # what its client knows it by
 
     def __post_init__(self) -> None:
         params = self.params

@@ -439,6 +439,7 @@ class Scheduler:
                 num_evicted_blocks=pool.num_evicted_blocks,
                 num_swapped_out_blocks=len(output.swaps_out),
                 num_swapped_in_blocks=len(output.swaps_in),
+                copies=output.copies,
             )
         )
 

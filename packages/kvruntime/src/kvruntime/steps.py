@@ -69,6 +69,7 @@ class StepRecord:
     num_evicted_blocks: int  # since the engine was made
     num_swapped_out_blocks: int = 0  # in this step
     num_swapped_in_blocks: int = 0
+    copies: tuple[BlockCopy, ...] = ()  # on write
 
     def __str__(self) -> str:
         ran = " ".join(f"{request}.{index}+{n}" for (request, index), n in self.scheduled)

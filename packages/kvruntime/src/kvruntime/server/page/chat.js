@@ -1,0 +1,191 @@
+// The conversation: what was said, the answers as they come, and the requests that make them.
+
+import { Refusal, complete } from "./completions.js";
+
+const MOST_TOGETHER = 4;
+
+export class Chat {
+  // `onStart` is called when a request has become known by its id.
+  constructor(parts, access, onStart) {
+    Object.assign(this, parts); // log, welcome, spoken, send, sendFour, stop
+    this.access = access;
+    this.onStart = onStart;
+    this.messages = []; // without the system prompt, which may change
+    this.abort = null;
+    this.answers = new Map(); // id of a request -> the elements that show its answers
+  }
+
+  get isBusy() {
+    return this.abort !== null;
+  }
+
+  // Ask once, or `times` at once; the first answer goes on as the conversation.
+  async ask(text, options, times = 1) {
+    if (this.isBusy) return;
+    this.welcome.hidden = true;
+    this.messages.push({ role: "user", content: text });
+    this.log.append(element("div", "said", text));
+    const body = {
+      messages: [...(options.system ? [{ role: "system", content: options.system }] : []), ...this.messages],
+      n: options.n,
+      max_tokens: options.maxTokens,
+      temperature: options.temperature,
+    };
+    const group = element("div", "answers");
+    this.log.append(group);
+    this.begin();
+    const { signal } = this.abort;
+    const count = Math.min(times, MOST_TOGETHER);
+    const asked = Array.from({ length: count }, (_, index) => {
+      const names = Array.from({ length: options.n }, (_, n) => nameOf(index, count, n, options.n));
+      return this.answer(body, group, names, signal, () => this.again(text, options, times, group));
+    });
+    const [first] = await Promise.all(asked);
+    this.end(first);
+  }
+
+  begin() {
+    this.abort = new AbortController();
+    this.send.disabled = this.sendFour.disabled = true;
+    this.stop.disabled = false;
+    this.scroll(true);
+  }
+
+  end(first) {
+    this.abort = null;
+    this.send.disabled = this.sendFour.disabled = false;
+    this.stop.disabled = true;
+    if (first) this.messages.push({ role: "assistant", content: first });
+    else this.messages.pop(); // a question without an answer would be asked again with the next
+    this.spoken.textContent = first || "No answer came.";
+    this.scroll(true);
+  }
+
+  // Take a question back, with what became of it, and ask it again.
+  again(text, options, times, group) {
+    if (this.isBusy) return;
+    group.previousElementSibling.remove();
+    group.remove();
+    this.ask(text, options, times);
+  }
+
+  // Stream one request into its elements; the text of its first answer.
+  async answer(body, group, names, signal, retry) {
+    const views = names.map((name) => new Answer(name));
+    group.append(...views.map((view) => view.root));
+    let id = null;
+    try {
+      for await (const chunk of complete(body, this.access, signal)) {
+        if (id === null && chunk.id) {
+          id = chunk.id;
+          this.answers.set(id, views);
+          this.onStart();
+        }
+        for (const choice of chunk.choices) views[choice.index]?.add(choice);
+        if (chunk.usage) views[0].use(chunk.usage);
+        this.scroll();
+      }
+      for (const view of views) view.end("done");
+    } catch (error) {
+      const isStopped = error.name === "AbortError";
+      if (!isStopped && !(error instanceof Refusal)) console.error(error);
+      for (const view of views) view.end(isStopped ? "stopped" : "failed");
+      if (!isStopped) views[0].fail(error instanceof Refusal ? error.message : "This page failed.", retry);
+    } finally {
+      this.answers.delete(id);
+    }
+    return views[0].text;
+  }
+
+  // Show answers in the colours that their requests have on the map.
+  colour(requests, palette) {
+    for (const request of requests) {
+      for (const view of this.answers.get(request.name) ?? []) view.colour(palette.of(request.id));
+    }
+  }
+
+  clear() {
+    this.abort?.abort();
+    this.messages = [];
+    this.log.replaceChildren(this.welcome);
+    this.welcome.hidden = false;
+  }
+
+  scroll(always = false) {
+    const { log } = this;
+    if (always || log.scrollHeight - log.scrollTop - log.clientHeight < 120) log.scrollTop = log.scrollHeight;
+  }
+}
+
+class Answer {
+  constructor(name) {
+    this.root = element("div", "answer");
+    this.root.dataset.state = "streaming";
+    this.name = element("div", "name", name);
+    this.body = element("div", "text");
+    this.facts = element("div", "facts");
+    this.root.append(this.name, this.body, this.facts);
+    this.began = performance.now();
+    this.first = 0;
+    this.text = "";
+  }
+
+  add(choice) {
+    const content = choice.delta?.content ?? "";
+    if (content) {
+      this.first ||= performance.now();
+      this.text += content;
+      this.body.append(content); // as text: whatever a model says, it is no HTML
+    }
+    if (choice.finish_reason) {
+      this.end("done");
+      if (choice.finish_reason === "length") this.say("cut off at the longest answer");
+    }
+  }
+
+  use(usage) {
+    const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
+    const seconds = (performance.now() - this.began) / 1000;
+    this.say(`${usage.prompt_tokens} prompt tokens${cached ? `, ${cached} of them cached` : ""}`);
+    this.say(`${usage.completion_tokens} generated in ${seconds.toFixed(1)} s`);
+    if (this.first) this.say(`first after ${((this.first - this.began) / 1000).toFixed(2)} s`);
+  }
+
+  say(fact) {
+    this.facts.textContent += `${this.facts.textContent ? " · " : ""}${fact}`;
+  }
+
+  end(state) {
+    if (this.root.dataset.state !== "streaming") return;
+    this.root.dataset.state = state;
+    if (state === "stopped") this.say("stopped");
+  }
+
+  fail(message, retry) {
+    const root = element("div", "error", message);
+    const button = element("button", "", "Try again");
+    button.type = "button";
+    button.addEventListener("click", retry);
+    root.append(button);
+    this.root.append(root);
+  }
+
+  colour(colour) {
+    const name = `answer c${colour}`;
+    if (this.root.className !== name) this.root.className = name;
+  }
+}
+
+function nameOf(index, count, n, samples) {
+  const request = count > 1 ? `Request ${index + 1} of ${count}` : "";
+  const sample = samples > 1 ? `answer ${n + 1} of ${samples}` : "";
+  const both = [request, sample].filter(Boolean).join(", ");
+  return both ? both[0].toUpperCase() + both.slice(1) : "Answer";
+}
+
+function element(name, className, text = "") {
+  const made = document.createElement(name);
+  made.className = className;
+  made.textContent = text;
+  return made;
+}
