@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 from kvruntime import EngineConfig, SamplingParams
 from kvruntime.engine import Engine
+from kvruntime.errors import EngineUnavailable
 from kvruntime.request import Request
 from kvruntime.server.live import STATES, LiveBlocks, Snapshot, snapshot
 
@@ -246,7 +247,7 @@ def test_the_stream_speaks_when_something_changed_and_ends_with_the_engine() -> 
     engine = engine_of()
     thread = Thread(engine)
     live = LiveBlocks(thread, interval=0.0)
-    steps = iter([lambda: None, lambda: add(engine, 0, 9), engine.step])
+    steps = iter([lambda: None, lambda: None, lambda: add(engine, 0, 9), engine.step])
 
     async def call(function: Callable[[Engine], Any]) -> Any:
         act: Callable[[], object] | None = next(steps, None)
@@ -263,6 +264,54 @@ def test_the_stream_speaks_when_something_changed_and_ends_with_the_engine() -> 
     told = [json.loads(part.removeprefix("data: ")) for part in answer.text.split("\n\n") if part]
     states = [[request["state"] for request in each["requests"]] for each in told]
     assert states == [[], ["waiting"], ["running"]]
+
+
+def ended(thread: Thread) -> str:
+    """What a stream says until it ends."""
+    app = Starlette(routes=[Route("/stream", LiveBlocks(thread, interval=0.0).stream)])
+    return TestClient(app).get("/stream").text
+
+
+def test_the_stream_ends_when_the_last_request_has_drained() -> None:
+    engine = engine_of()
+    thread = Thread(engine)
+    request = add(engine, 0, 9)
+    thread.status = "draining"
+    calls: list[Callable[[], object]] = [lambda: engine.abort(request), engine.step]
+
+    async def call(function: Callable[[Engine], Any]) -> Any:
+        if thread.num_calls > 1:
+            calls.pop()()
+        thread.num_calls += 1
+        return function(engine)
+
+    thread.call = call  # type: ignore[method-assign]  # the engine moves on
+    assert ended(thread).count("data: ") == 3
+
+
+def test_the_stream_ends_when_the_engine_is_gone() -> None:
+    thread = Thread(engine_of())
+    answers = iter([snapshot(thread.engine)])
+
+    async def call(_: Callable[[Engine], Any]) -> Any:
+        try:
+            return next(answers)
+        except StopIteration:
+            raise EngineUnavailable("the engine is stopped") from None
+
+    thread.call = call  # type: ignore[method-assign,assignment]  # as one that is stopped
+    assert ended(thread) == ""
+
+
+def test_an_engine_that_is_not_there_yet_is_no_stream() -> None:
+    thread = Thread(engine_of())
+
+    async def call(_: Callable[[Engine], Any]) -> Any:
+        raise EngineUnavailable("the engine is loading")
+
+    thread.call = call  # type: ignore[method-assign,assignment]  # as one that loads
+    with pytest.raises(EngineUnavailable):
+        ended(thread)
 
 
 def test_a_stream_without_news_says_that_it_lives() -> None:

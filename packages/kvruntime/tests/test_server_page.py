@@ -124,7 +124,12 @@ def say(page: Page, text: str) -> None:
     page.press("Enter")
 
 
-ANSWER: list[dict[str, Any] | str] = [chunk("A page "), chunk("table."), chunk("", finish="stop"), "[DONE]"]
+ANSWER: list[dict[str, Any] | str] = [
+    chunk("A page "),
+    chunk("table."),
+    chunk("", finish="stop"),
+    "[DONE]",
+]
 
 
 @needs_chromium

@@ -16,6 +16,7 @@ from starlette.responses import Response, StreamingResponse
 
 from kvblocks.block_map import KINDS, block_map
 from kvruntime.engine import Engine
+from kvruntime.errors import KVRuntimeError
 from kvruntime.request import Request, Sequence
 from kvruntime.steps import StepRecord
 
@@ -153,6 +154,7 @@ class LiveBlocks:
         self._clock = clock
         self._lock = asyncio.Lock()
         self._latest = b""
+        self._is_idle = False
         self._taken = -float("inf")
 
     async def latest(self) -> bytes:
@@ -160,6 +162,7 @@ class LiveBlocks:
         async with self._lock:
             if self._clock() - self._taken >= self._interval:
                 found = await self._thread.call(snapshot)
+                self._is_idle = not found["requests"]
                 self._latest = json.dumps(found, separators=(",", ":")).encode("ascii")
                 self._taken = self._clock()
             return self._latest
@@ -170,6 +173,7 @@ class LiveBlocks:
 
     async def stream(self, _: HTTPRequest) -> Response:
         """`GET /debug/blocks/stream`: server-sent events, one whenever something has changed."""
+        await self.latest()  # an engine that is not there yet is an answer of its own
         return StreamingResponse(
             self._changes(),
             media_type="text/event-stream",
@@ -179,15 +183,24 @@ class LiveBlocks:
 
     async def _changes(self) -> AsyncIterator[bytes]:
         sent, when = b"", self._clock()
-        # Ends with the engine: a server that is told to stop waits for its open answers.
-        while self._thread.status not in {"stopped", "failed"}:
-            if (found := await self.latest()) != sent:
+        while not self._is_over:
+            try:
+                found = await self.latest()
+            except KVRuntimeError:
+                return  # it was stopped just now
+            if found != sent:
                 sent, when = found, self._clock()
                 yield b"data: " + found + b"\n\n"
             elif self._clock() - when >= self._keep_alive:
                 when = self._clock()
                 yield b": nothing has changed\n\n"
             await asyncio.sleep(self._interval)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether nothing more will happen: a server that shall end waits for its open answers."""
+        status = self._thread.status
+        return status in {"stopped", "failed"} or (status == "draining" and self._is_idle)
 
 
 def _unfinished(engine: Engine) -> list[Request]:

@@ -9,6 +9,7 @@ Knows names, units and buckets. Does not count anything itself, nor know HTTP be
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.resources import files
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -24,7 +25,7 @@ from kvruntime.errors import KVRuntimeError
 from kvruntime.server.live import EngineThread
 from kvruntime.stats import EngineStats
 
-__all__ = ["PREFIX", "EngineReading", "ServerMetrics", "read_engine"]
+__all__ = ["PREFIX", "EngineReading", "ServerMetrics", "dashboard", "read_engine"]
 
 PREFIX = "kvruntime:"
 STATUSES = ("loading", "ready", "draining", "stopped", "failed")
@@ -160,6 +161,12 @@ class ServerMetrics(Observer):
         return Response(encode(self.registry), headers={"Content-Type": content_type})
 
 
+async def dashboard(_: HTTPRequest) -> Response:
+    """`GET /grafana.json`: a dashboard of these metrics, to be imported into Grafana."""
+    content = files("kvruntime.server").joinpath("grafana.json").read_bytes()
+    return Response(content, media_type="application/json")
+
+
 class _EngineCollector(Collector):
     """The metrics that are read off an engine; none but the status before the first reading."""
 
@@ -249,11 +256,6 @@ def _counters(reading: EngineReading) -> Iterator[Metric]:
             "swap_fallbacks",
             "Samples that were recomputed for want of host blocks.",
             counted.num_swap_fallbacks,
-        ),
-        (
-            "engine_rejections",
-            "Requests that the engine refused: impossible, or too many wait.",
-            counted.num_rejections,
         ),
     ):
         yield CounterMetricFamily(f"{PREFIX}{name}", what, value)

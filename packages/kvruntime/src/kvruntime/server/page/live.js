@@ -20,9 +20,11 @@ export class LiveStream {
       this.abort = new AbortController();
       try {
         await this.follow(this.abort.signal);
-        this.onState("lost", "the server ended the stream; trying again");
+        this.onState("lost", "the server has ended; trying again");
       } catch (error) {
-        if (error.name !== "AbortError") this.onState("lost", "no connection; trying again");
+        const isBusy = error.status === 503;
+        const text = isBusy ? "the server loads or ends; trying again" : "no connection; trying again";
+        if (error.name !== "AbortError") this.onState("lost", text);
       }
       if (document.hidden) continue;
       await new Promise((resolve) => setTimeout(resolve, this.wait));
@@ -38,7 +40,7 @@ export class LiveStream {
       this.wait = 0;
       return;
     }
-    if (!response.ok) throw new Error(`status ${response.status}`);
+    if (!response.ok) throw Object.assign(new Error(), { status: response.status });
     for await (const data of events(response.body)) {
       this.wait = 500;
       this.onState("live", "live");
