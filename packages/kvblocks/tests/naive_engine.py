@@ -556,6 +556,10 @@ class Engine(NaiveBlocks):
 
     def verify_occupancy(self) -> None:
         answer, states = self.manager.why_full(), self.states()
+        found = enumerate(self.manager.block_states())
+        assert {block: state.value for block, state in found} == {
+            block: state for state, blocks in states.items() for block in blocks
+        }
         tables = [seq.table for seq in self.seqs.values()]
         counts = Counter(block for table in tables for block in table)
         own = {block for block, n in counts.items() if n == 1} - self.pinned

@@ -401,6 +401,9 @@ class WindowEngine:
         freeing = self.manager.freeing(names)
         assert freeing.num_fenced_blocks == later
         assert freeing.num_blocks == len(yields) - later.total()
+        found = self.manager.block_states()
+        for state, blocks in self.states().items():
+            assert {block for block, each in enumerate(found) if each.value == state} == blocks
         full = self.manager.why_full()
         assert full.num_blocks == (
             full.num_free_blocks

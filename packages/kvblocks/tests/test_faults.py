@@ -182,6 +182,7 @@ QUERIES: Mapping[str, Call] = {
     "stats": lambda m: m.stats(),
     "freeing": lambda m: m.freeing("abcd"),
     "why_full": lambda m: m.why_full(),
+    "block_states": lambda m: m.block_states(),
     "write_block_tables": lambda m: m.write_block_tables(
         memoryview(bytearray(64)).cast("i", (2, 8)), "ab"
     ),

@@ -1,6 +1,8 @@
 """What freeing would yield, and who holds the pool."""
 
-from kvblocks import BlockManager, Holder, InvalidSwap, UnknownSequence
+from collections import Counter
+
+from kvblocks import BlockManager, BlockState, Holder, InvalidSwap, UnknownSequence
 
 from .helpers import filled, refused
 
@@ -104,3 +106,23 @@ def test_who_is_not_in_the_pool_yields_an_error() -> None:
     with refused(manager, UnknownSequence):
         manager.freeing("X")
     assert manager.why_full().holders == ()
+
+
+def test_every_block_is_in_one_state() -> None:
+    manager = BlockManager(8, 2)
+    manager.allocate("a", [1, 2, 3, 4, 5])
+    manager.append({"a": 5})
+    manager.commit("a", 4)
+    manager.pin("system", [1, 2])
+    manager.free("a")
+    manager.begin_step()
+    manager.allocate("b", [9, 9, 9])
+    manager.append({"b": 3})
+    manager.free("b")
+    counted = Counter(manager.block_states())
+    assert counted == {
+        BlockState.HELD: 1,  # it is pinned
+        BlockState.CACHED: 1,
+        BlockState.FENCED: 2,
+        BlockState.FREE: 4,
+    }

@@ -38,6 +38,7 @@ QUERIES = {
     "can_reserve",
     "can_swap_in",
     "can_swap_out",
+    "block_states",
     "check",
     "explain",
     "freeing",

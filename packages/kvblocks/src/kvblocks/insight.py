@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 
 from kvblocks.ledger import Ledger
-from kvblocks.results import Freeing, Holder, Occupancy, SequenceId
+from kvblocks.results import BlockState, Freeing, Holder, Occupancy, SequenceId
 from kvblocks.runs import Run, parent_of, path_of
 from kvblocks.sequence import Sequence
 
@@ -22,6 +23,21 @@ def count_freeing(ledger: Ledger, seq_ids: Iterable[SequenceId]) -> Freeing:
     completed = ledger.pool.completed_step
     fenced = {step: yields[step] for step in sorted(yields) if step > completed}
     return Freeing(yields.total() - sum(fenced.values()), fenced)
+
+
+def list_states(ledger: Ledger) -> tuple[BlockState, ...]:
+    """Tell the state of every block; see `BlockManager.block_states`."""
+    states = [BlockState.CACHED] * ledger.num_blocks  # all that is neither of the others
+    tables = [table[start:] for s in ledger.all_sequences().values() for table, start in s.tables]
+    fenced_runs = [run.blocks for runs in ledger.runs.fenced.values() for run in runs]
+    for state, parts in (
+        (BlockState.FREE, [ledger.pool.free]),
+        (BlockState.FENCED, [ledger.windows.fenced, *ledger.pool.fenced.values(), *fenced_runs]),
+        (BlockState.HELD, [ledger.pins.blocks, *tables]),
+    ):
+        for block in chain.from_iterable(parts):
+            states[block] = state
+    return tuple(states)
 
 
 def explain_occupancy(ledger: Ledger) -> Occupancy:

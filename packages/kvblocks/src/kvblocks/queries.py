@@ -21,7 +21,7 @@ from kvblocks.hashing import (
     media_keys,
     split_blocks,
 )
-from kvblocks.insight import count_freeing, explain_occupancy
+from kvblocks.insight import count_freeing, explain_occupancy, list_states
 from kvblocks.ledger import Ledger
 from kvblocks.prompts import (
     judge_allocation,
@@ -31,6 +31,7 @@ from kvblocks.prompts import (
 from kvblocks.reservations import judge_reservation, plan_reservation
 from kvblocks.results import (
     Batch,
+    BlockState,
     Explanation,
     Freeing,
     Match,
@@ -216,6 +217,17 @@ class Queries:
         sequence 'a': 3 blocks, 3 its own, 3 not begun
         """
         return explain_occupancy(self._ledger)
+
+    def block_states(self) -> tuple[BlockState, ...]:
+        """The state of every block, as they can be had or not. O(pool + blocks in all tables).
+
+        >>> from kvblocks import BlockManager
+        >>> manager = BlockManager(num_blocks=3, block_size=4)
+        >>> _ = manager.allocate("a", [1, 2, 3])
+        >>> [state.value for state in manager.block_states()]
+        ['held', 'free', 'free']
+        """
+        return list_states(self._ledger)
 
     def explain(self, seq_id: SequenceId) -> Explanation:
         """Why no more of a sequence's prompt was cached when it was allocated. O(1).

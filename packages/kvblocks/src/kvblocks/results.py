@@ -144,6 +144,15 @@ class Freeing(NamedTuple):
         return f"{self.num_blocks} blocks now" + "".join(later)
 
 
+class BlockState(Enum):
+    """What a block is: in exactly one of these states."""
+
+    FREE = "free"
+    HELD = "held"  # in a table, or pinned
+    CACHED = "cached"  # in no table, but its content can be found
+    FENCED = "fenced"  # in no table, but an open step uses it
+
+
 class Holder(NamedTuple):
     """What one sequence holds."""
 

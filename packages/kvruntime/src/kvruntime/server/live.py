@@ -7,14 +7,14 @@ know threads or how it is drawn, and never reads prompts or answers.
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Protocol, TypedDict, TypeVar
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response, StreamingResponse
 
-from kvblocks.block_map import KINDS, block_map
+from kvblocks import BlockState
 from kvruntime.engine import Engine
 from kvruntime.errors import KVRuntimeError
 from kvruntime.request import Request, Sequence
@@ -25,16 +25,7 @@ __all__ = ["STATES", "EngineThread", "LiveBlocks", "Snapshot", "snapshot"]
 _T = TypeVar("_T")
 
 # One letter a block, so that ten thousand of them are one short text.
-STATES = {
-    "held": "h",
-    "shared": "s",
-    "in flight": "w",
-    "cached": "c",
-    "pinned": "p",
-    "fenced": "x",
-    "free": "f",
-}
-_LETTERS = [STATES[kind] for kind in KINDS]
+STATES = {"free": "f", "held": "h", "shared": "s", "cached": "c", "fenced": "x"}
 
 
 class SequenceState(TypedDict):
@@ -106,8 +97,13 @@ def snapshot(engine: Engine, *, num_events: int = 48) -> Snapshot:
     all tables). `events` are the newest of the step log, the oldest of them first.
     """
     manager, pool = engine.manager, engine.manager.stats()
-    uses = block_map(manager)
     log = engine.scheduler.log
+    requests = [_describe(engine, request) for request in _unfinished(engine)]
+    ref_counts = [0] * manager.num_blocks
+    for request in requests:
+        for sequence in request["sequences"]:
+            for block in sequence["block_table"]:
+                ref_counts[block] += 1
     return Snapshot(
         step=log[-1].step if log else 0,
         block_size=manager.block_size,
@@ -118,9 +114,9 @@ def snapshot(engine: Engine, *, num_events: int = 48) -> Snapshot:
         num_fenced=pool.num_fenced_blocks,
         num_host_blocks=pool.num_host_blocks,
         num_free_host_blocks=pool.num_free_host_blocks,
-        states="".join([_LETTERS[use.kind] for use in uses]),
-        ref_counts=[len(use.holders) for use in uses],
-        requests=[_describe(engine, request) for request in _unfinished(engine)],
+        states=_letters(manager.block_states(), ref_counts),
+        ref_counts=ref_counts,
+        requests=requests,
         counters=asdict(engine.stats()),
         events=_newest_events(list(log), num_events),
     )
@@ -201,6 +197,12 @@ class LiveBlocks:
         """Whether nothing more will happen: a server that shall end waits for its open answers."""
         status = self._thread.status
         return status in {"stopped", "failed"} or (status == "draining" and self._is_idle)
+
+
+def _letters(states: Iterable[BlockState], ref_counts: Iterable[int]) -> str:
+    letters = {state: STATES[state.value] for state in BlockState}
+    pairs = zip(states, ref_counts, strict=True)
+    return "".join([STATES["shared"] if n > 1 else letters[state] for state, n in pairs])
 
 
 def _unfinished(engine: Engine) -> list[Request]:

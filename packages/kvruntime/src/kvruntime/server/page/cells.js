@@ -16,7 +16,7 @@ export class Painter {
     const detailed = Math.min(width, height) >= LEAST_DETAIL;
     if (!scene.isHeld(block)) {
       const state = scene.states[block];
-      if (state === "c" || state === "p") this.add("fill", this.theme.resting, 0.75 * emphasis, x, y, width, height);
+      if (state === "c") this.add("fill", this.theme.resting, 0.75 * emphasis, x, y, width, height);
       else if (!detailed) this.add("fill", this.theme.rule, 0.45 * emphasis, x, y, width, height);
       else this.add("stroke", state === "x" ? this.theme.ink : this.theme.rule, emphasis, x, y, width, height);
       return;

@@ -59,6 +59,5 @@ export class Scene {
 const REST = {
   c: "cached; it can be found, and is evicted when room is needed",
   f: "free",
-  p: "pinned; it stays cached",
   x: "fenced; free when the step that uses it is over",
 };
