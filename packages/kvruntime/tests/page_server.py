@@ -77,7 +77,7 @@ def request_of(request_id: int, *tables: list[int], **changes: Any) -> dict[str,
     ]
     made = {
         "id": request_id,
-        "name": f"chatcmpl-{request_id}",
+        "name": f"chatcmpl-{request_id}-0",
         "state": "running",
         "num_prompt_tokens": 5,
         "num_cached_tokens": 0,

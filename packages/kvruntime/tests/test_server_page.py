@@ -439,7 +439,7 @@ def test_stop_leaves_the_request_and_keeps_what_came(
 @needs_chromium
 def test_an_answer_has_the_colour_of_its_request(chromium: Chromium, server: CannedServer) -> None:
     server.chunks, server.hangs = [chunk("A page ")], True
-    server.state = holding(24, request_of(7, [3]), request_of(9, [0, 1], name="chatcmpl-0"))
+    server.state = holding(24, request_of(7, [3]), request_of(9, [0, 1], name="chatcmpl-0-0"))
     page = opened(chromium, server)
     say(page, "What is it?")
     page.wait_for("document.querySelector('.answer.c1')")

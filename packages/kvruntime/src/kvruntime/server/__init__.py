@@ -15,6 +15,9 @@ from kvruntime.server.authentication import Authentication
 from kvruntime.server.chat import chat_completions
 from kvruntime.server.completions import completions
 from kvruntime.server.errors import exception_handlers
+from kvruntime.server.live import LiveBlocks
+from kvruntime.server.metrics import ServerMetrics, dashboard
+from kvruntime.server.page import page_routes
 from kvruntime.server.service import Service
 from kvruntime.server.settings import ServerSettings
 from kvruntime.server.status import health, model, models, ready
@@ -35,7 +38,15 @@ def create_app(async_llm: AsyncLLM, settings: ServerSettings | None = None) -> S
     """Return the application that serves a model; the model is stopped when it shuts down."""
     settings = settings or ServerSettings()
     service = Service(async_llm, settings)
-    async_llm.observers.append(service.throughput)
+    metrics, live = ServerMetrics(async_llm), LiveBlocks(async_llm)
+    async_llm.observers += [service.throughput, metrics]
+    what_is_seen = [
+        *page_routes(),
+        Route("/metrics", metrics.get),
+        Route("/grafana.json", dashboard),
+        Route("/debug/blocks", live.get),
+        Route("/debug/blocks/stream", live.stream),
+    ]
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -43,10 +54,11 @@ def create_app(async_llm: AsyncLLM, settings: ServerSettings | None = None) -> S
         await async_llm.stop()
 
     app = Starlette(
-        routes=routes,
+        routes=[*routes, *what_is_seen],
         middleware=[Middleware(Authentication, settings=settings)],
         exception_handlers=exception_handlers(),
         lifespan=lifespan,
     )
     app.state.service = service
+    app.state.metrics = metrics
     return app

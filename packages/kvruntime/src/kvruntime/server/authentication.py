@@ -11,7 +11,8 @@ from kvruntime.server.settings import ServerSettings
 
 __all__ = ["Authentication"]
 
-_OPEN_PATHS = {"/health", "/ready"}  # which probes ask, and which say nothing of anybody
+# What probes ask, and the page that asks for a key; they say nothing of anybody.
+_OPEN_PATHS = {"/health", "/ready", "/"}
 
 
 class Authentication:
@@ -45,7 +46,8 @@ class Authentication:
 
     def _wrong_key(self, scope: Scope, headers: Headers) -> APIError | None:
         """Note whose key it is, or say that it is nobody's."""
-        if not self._tenants or scope["path"] in _OPEN_PATHS:
+        path = scope["path"]
+        if not self._tenants or path in _OPEN_PATHS or path.startswith("/page/"):
             return None
         kind, _, key = headers.get("authorization", "").partition(" ")
         given = key.strip().encode() if kind.lower() == "bearer" else b""

@@ -134,7 +134,10 @@ def exception_handlers() -> dict[Any, Callable[[Request, Exception], Any]]:
 
 
 async def _answer(request: Request, error: Exception) -> Response:
-    return error_response(as_api_error(error, request.app.state.service.retry_after()))
+    found = as_api_error(error, request.app.state.service.retry_after())
+    if request.method == "POST":
+        request.app.state.metrics.rejected(found.code or str(found.status))
+    return error_response(found)
 
 
 async def _nobody_listens(request: Request, error: Exception) -> Response:  # noqa: ARG001 -- Starlette's

@@ -100,7 +100,9 @@ export class Chat {
   // Show answers in the colours that their requests have on the map.
   colour(requests, palette) {
     for (const request of requests) {
-      for (const view of this.answers.get(request.name) ?? []) view.colour(palette.of(request.id));
+      // A completion may have several prompts, and then a request of the engine for each.
+      const id = request.name.replace(/-\d+$/, "");
+      for (const view of this.answers.get(id) ?? []) view.colour(palette.of(request.id));
     }
   }
 
