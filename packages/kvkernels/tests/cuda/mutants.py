@@ -36,6 +36,7 @@ class Mutant:
 DECODE = "test_attention.py::test_decode_is_that_of_float64"
 SPLITS = "test_attention.py::test_splits_are_merged_to_that_of_float64"
 MIXED = "test_attention.py::test_a_mixed_batch_is_that_of_float64"
+ORDER = "test_attention.py::test_the_order_of_threads_changes_no_bit"
 CHUNK = "test_prefill.py::test_a_chunk_at_the_end_of_a_long_context_is_that_of_float64"
 WINDOW = "test_prefill.py::test_a_window_that_begins_inside_any_tile_is_that_of_float64"
 FAR = "test_scenarios.py::test_offsets_beyond_2_to_32_items_are_read_as_in_a_small_pool"
@@ -156,7 +157,7 @@ MUTANTS = (
         "plan.cuh",
         "int before = sums[here][thread] - value;\n  sync_block();",
         "int before = sums[here][thread] - value;",
-        f"{MIXED}[bfloat16]",
+        ORDER,
     ),
     Mutant(
         "keys used before their copies have come",

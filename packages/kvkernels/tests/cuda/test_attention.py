@@ -128,6 +128,6 @@ def test_a_row_is_the_same_alone_and_in_a_batch_with_a_fixed_chunk(gpu: HostGPU)
 def test_the_order_of_threads_changes_no_bit(gpu: HostGPU) -> None:
     case = Case(LENGTHS, chunk=CHUNK)
     first = case.run(gpu)[0]
-    for seed in (0, 2, 3):
+    for seed in (0, *range(2, 14)):
         other = HostGPU(seed=seed)
         assert np.array_equal(case.run(other)[0], first)

@@ -1,9 +1,10 @@
 // Threads of a GPU as fibers of a CPU: blocks, warps, barriers and collectives. It knows no instruction.
 //
 // One operating-system thread runs a block at a time and one fiber of it at a time, so that a run can be
-// repeated from its seed, which shuffles the order of the fibers. Misuse that hangs or corrupts memory on
-// a GPU fails here, with a sentence that names the block and the thread: a collective that part of a warp
-// reaches, a barrier that some threads never reach, an access that is not aligned.
+// repeated from its seed, which shuffles the order of the fibers and lets warps run ahead of the others.
+// Misuse that hangs or corrupts memory on a GPU fails here, with a sentence that names the block and the
+// thread: a collective that part of a warp reaches, a barrier that some threads never reach, an access
+// that is not aligned.
 #pragma once
 
 #include <sys/mman.h>
@@ -191,25 +192,34 @@ inline void prepare(Block &work, unsigned index, uint64_t seed) {
   }
 }
 
+inline unsigned draw(Block &work, unsigned below) {
+  work.random = work.random * 6364136223846793005ull + 1442695040888963407ull;
+  return unsigned(work.random >> 33) % below;
+}
+
+// Run the fibers of a block to their end. Shuffled, they go in another order in every pass, and most of
+// the time one warp goes on alone until it waits for the others: where a barrier is missing, somebody
+// reads what is not there yet, or not there any more.
 inline void run(Block &work, bool shuffle) {
+  constexpr int ALL = -1;
+  int alone = ALL;
   std::vector<int> order(work.threads);
   for (unsigned i = 0; i < work.threads; ++i) order[i] = int(i);
   while (work.alive && work.failure.empty()) {
-    for (unsigned i = work.threads - 1; shuffle && i > 0; --i) {
-      work.random = work.random * 6364136223846793005ull + 1442695040888963407ull;
-      std::swap(order[i], order[(work.random >> 33) % (i + 1)]);
-    }
+    for (unsigned i = work.threads - 1; shuffle && i > 0; --i) std::swap(order[i], order[draw(work, i + 1)]);
+    if (shuffle && alone == ALL && draw(work, 4)) alone = int(draw(work, unsigned(work.warps.size())));
     bool progress = false;
     for (int i : order) {
-      if (work.fibers[i].state != State::ready) continue;
+      if (work.fibers[i].state != State::ready || (alone != ALL && i / WARP != alone)) continue;
       progress = true;
       resume(work.fibers[i]);
       if (!work.failure.empty()) return;
     }
-    if (!progress) {
+    if (!progress && alone == ALL) {
       work.failure = "some threads never reach a barrier or a collective (block " +
                      std::to_string(work.index) + ")";
     }
+    if (!progress) alone = ALL;
   }
 }
 
