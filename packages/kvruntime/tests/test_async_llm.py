@@ -224,6 +224,7 @@ class TestWhoLeavesFreesItsBlocks:
                 await asyncio.to_thread(stepping.wait)
                 stream.abort()
                 going_on.set()
+                await asyncio.sleep(0.1)  # in which the engine finds that it has nothing to do
                 await self.assert_freed(async_llm, [], before=256)
 
         asyncio.run(leave())
