@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import socket
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -12,7 +14,7 @@ import httpx
 import openai
 import uvicorn
 
-from kvruntime import LLM, AsyncLLM
+from kvruntime import LLM, AsyncLLM, Observer
 from kvruntime.engine import Engine
 from kvruntime.server import ServerSettings, create_app
 
@@ -32,8 +34,7 @@ class LiveServer:
 
     def ask(self, function: Callable[[Engine], T]) -> T:
         """Run a function of the engine between two of its steps."""
-        future = asyncio.run_coroutine_threadsafe(self.async_llm.call(function), self.loop)
-        return future.result(timeout=60)
+        return self.run(self.async_llm.call(function))
 
     def wait_until(self, holds: Callable[[Engine], bool]) -> None:
         """Wait for the engine; a test that waits forever has failed."""
@@ -50,6 +51,26 @@ class LiveServer:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         every = {"Content-Type": "application/json", **headers}
         return httpx.post(f"{self.url}{path}", content=content, headers=every, timeout=60)
+
+    def send(self, path: str, body: Any, receive_buffer: int | None = None) -> socket.socket:
+        """Send a request and read nothing yet; whoever has the connection closes it."""
+        connection = socket.socket()
+        if receive_buffer is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        connection.settimeout(60)
+        host, port = self.url.removeprefix("http://").split(":")
+        connection.connect((host, int(port)))
+        content = json.dumps(body).encode()
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+            f"Connection: close\r\nContent-Length: {len(content)}\r\n\r\n"
+        )
+        connection.sendall(head.encode() + content)
+        return connection
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the server's event loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout=60)
 
     def get(self, path: str, **headers: str) -> httpx.Response:
         """Ask for a path."""
@@ -71,21 +92,39 @@ class _Server(uvicorn.Server):
         self.has_started.set()
 
 
+class Pace(Observer):
+    """Makes each step of an engine last so long, so that tests meet requests in their midst."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def stepped(self, engine: Engine, seconds: float) -> None:  # noqa: ARG002 -- the interface's
+        """Wait, on the engine's thread."""
+        time.sleep(self.seconds)
+
+
 @contextmanager
 def live_server(
-    llm: LLM | Callable[[], LLM], settings: ServerSettings | None = None
+    llm: LLM | Callable[[], LLM],
+    settings: ServerSettings | None = None,
+    *,
+    step_seconds: float = 0.0,
+    send_buffer: int | None = None,
 ) -> Iterator[LiveServer]:
     """Serve a model while the context lasts."""
-    async_llm = AsyncLLM(llm)
+    async_llm = AsyncLLM(llm, observers=[Pace(step_seconds)])
     app = create_app(async_llm, settings or ServerSettings(model_names=(MODEL,)))
-    config = uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=5)
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
     server = _Server(config)
-    thread = threading.Thread(target=server.run, name="test-server")
+    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+    if send_buffer is not None:  # which the connections inherit
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="test-server")
     thread.start()
     try:
         assert server.has_started.wait(timeout=60)
         assert server.loop is not None
-        port = server.servers[0].sockets[0].getsockname()[1]
+        port = listener.getsockname()[1]
         yield LiveServer(f"http://127.0.0.1:{port}", async_llm, server.loop)
     finally:
         server.should_exit = True

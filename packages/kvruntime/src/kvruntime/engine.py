@@ -99,8 +99,8 @@ class Engine:
         waiting, limit = self.scheduler.num_waiting_tokens, self.config.max_num_waiting_tokens
         if limit is not None and waiting and waiting + num_prompt_tokens > limit:
             raise EngineBusy(
-                f"prompts of at most {limit} tokens may wait, got {num_prompt_tokens} tokens more "
-                f"than the {waiting} that wait already"
+                f"prompts of at most {limit} tokens may wait, got a prompt beside the {waiting} "
+                f"tokens that wait already"
             )
 
     def add(self, request: Request) -> None:

@@ -90,14 +90,24 @@ class Service:
                 code="model_not_found",
             )
         self.async_llm.check_ready()
-        if body.priority and self.async_llm.llm.engine.config.policy != "priority":
+        config = self.async_llm.llm.engine.config
+        if body.priority and config.policy != "priority":
             raise APIError(
                 400,
                 f"priority must be 0 where the server's policy is fcfs, got {body.priority}",
                 param="priority",
                 code="invalid_request",
             )
-        self.async_llm.check_room(num_prompts * body.num_sequences)
+        num_answers, limit = num_prompts * body.num_sequences, config.max_num_waiting
+        if limit is not None and num_answers > limit:
+            raise APIError(
+                400,
+                f"a request may have at most {limit} answers, as many as may wait, "
+                f"got {num_prompts} * {body.num_sequences}",
+                param="n" if num_prompts == 1 else "prompt",
+                code="invalid_request",
+            )
+        self.async_llm.check_room(num_answers)
 
     async def open(
         self,
