@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvruntime import LLM, EngineConfig, InvalidRequest, SamplingParams
+from kvruntime.guidance import Guidance
 from kvruntime.tokenizer import Tokenizer
 from kvruntime.tools import ToolCall, ToolFormat, ToolParser, call_constraint, tool_format
 from kvruntime.weights import load_checkpoint
@@ -223,7 +224,9 @@ def test_an_answer_that_must_call_calls(name: str, tiny_checkpoint: Callable[[st
     functions: list[tuple[str, dict[str, Any] | None]] = [("weather", WEATHER), ("time", WEATHER)]
     llm = LLM(load_checkpoint(tiny_checkpoint("llama")), EngineConfig(num_blocks=256))
     for is_parallel in (True, False):
-        constraint = call_constraint(known_format(name), functions, is_parallel=is_parallel)
+        constraint = call_constraint(
+            known_format(name), functions, is_required=True, is_parallel=is_parallel
+        )
         params = SamplingParams(n=8, max_tokens=400, seed=1, structured_outputs=constraint)
         [output] = llm.generate([[5, 60, 7]], params)
         ended = [answer for answer in output.outputs if answer.finish_reason == "stop"]
@@ -240,7 +243,41 @@ def test_an_answer_that_must_call_calls(name: str, tiny_checkpoint: Callable[[st
         assert (counts == {1}) is not is_parallel
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_an_answer_that_may_call_is_free_until_it_does(
+    name: str, tiny_checkpoint: Callable[[str], Path]
+) -> None:
+    checkpoint = load_checkpoint(tiny_checkpoint("llama"))
+    guidance = Guidance(
+        checkpoint.tokenizer, vocab_size=checkpoint.config.vocab_size, eos_token_ids=[2]
+    )
+
+    def follows(text: str, *, is_parallel: bool = True) -> bool:
+        """Whether an answer may begin so."""
+        functions: list[tuple[str, dict[str, Any] | None]] = [("weather", WEATHER), ("time", None)]
+        matcher = guidance.matcher(
+            call_constraint(
+                known_format(name), functions, is_required=False, is_parallel=is_parallel
+            )
+        )
+        for token_id in checkpoint.tokenizer.encode(text):
+            if not matcher.allowed()[token_id]:
+                return False
+            matcher.advance(token_id)
+        return True
+
+    good = CALLS[name].replace("Zürich </tool_call>", "Bern")
+    assert follows("A < b, and <tool> or [TOOL] are words.")
+    assert follows(good.replace("; ", ";"))
+    assert not follows(good.replace("; ", ";"), is_parallel=False)
+    assert not follows(good.replace("Bern", "Reykjavik"))
+    assert not follows(good.replace('"weather"', '"wealth"'))
+    assert not follows(good.replace('"days"', '"nights"'))
+
+
 def test_a_function_without_a_schema_takes_any_object() -> None:
-    constraint = call_constraint(known_format("hermes"), [("time", None)], is_parallel=False)
+    constraint = call_constraint(
+        known_format("hermes"), [("time", None)], is_required=True, is_parallel=False
+    )
     assert constraint.grammar is not None
     assert '%json {"type": "object"' in constraint.grammar

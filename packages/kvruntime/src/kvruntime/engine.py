@@ -133,6 +133,13 @@ class Engine:
         """Drop a request, wherever it stands, and give its blocks back."""
         self.scheduler.abort(request)
 
+    def prepare(self, params: GenerationParams) -> None:
+        """Compile what these parameters ask answers to be, so that no step waits for it.
+
+        For any thread. `InvalidRequest` for what cannot be followed.
+        """
+        self._matcher(params)
+
     @property
     def has_work(self) -> bool:
         """Whether a request is unfinished."""

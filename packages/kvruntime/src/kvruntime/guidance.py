@@ -14,6 +14,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import compress
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -62,21 +63,24 @@ class Guidance:
             max_items_in_row=_MAX_ITEMS_IN_ROW, verbose_errors=False
         )
         self._compiled: OrderedDict[StructuredOutputsParams, Matcher] = OrderedDict()
+        self._lock = Lock()
 
     def matcher(self, params: StructuredOutputsParams) -> Matcher:
         """Return a matcher at the beginning of an answer.
 
         The last constraints are kept: one that was seen lately costs microseconds, a new one
-        milliseconds. `InvalidRequest` with the library's reason for a constraint that it does not
-        take.
+        milliseconds, a very large one a second. For any thread. `InvalidRequest` with the library's
+        reason for a constraint that it does not take.
         """
-        compiled = self._compiled.get(params)
+        with self._lock:
+            compiled = self._compiled.get(params)
         if compiled is None:
-            compiled = self._compile(params)
+            compiled = self._compile(params)  # so long that others shall not wait
+        with self._lock:
             self._compiled[params] = compiled
+            self._compiled.move_to_end(params)
             if len(self._compiled) > _MAX_COMPILED:
                 self._compiled.popitem(last=False)
-        self._compiled.move_to_end(params)
         return compiled.copy()
 
     def _compile(self, params: StructuredOutputsParams) -> Matcher:

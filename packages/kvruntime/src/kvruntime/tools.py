@@ -188,26 +188,46 @@ def call_constraint(
     tool_format: ToolFormat,
     functions: Sequence[tuple[str, Mapping[str, Any] | None]],
     *,
+    is_required: bool,
     is_parallel: bool,
 ) -> StructuredOutputsParams:
-    """Return the constraint of an answer that calls one of these functions, or several.
+    """Return the constraint of an answer whose calls are calls of these functions, by their schemas.
 
-    Each function has a name and the JSON schema of its arguments, None for any object.
+    Each function has a name and the JSON schema of its arguments, None for any object. With
+    `is_required` the answer is one call, or several; without it, it may be any text, with calls or
+    without. Several need `is_parallel`.
     """
-    parts = [_lark_call(index, tool_format, *one) for index, one in enumerate(functions)]
-    names = " | ".join(f"f{index}" for index in range(len(functions)))
-    begin, end = _quoted(tool_format.begin), _quoted(tool_format.end)
-    separator = _quoted(tool_format.separator)
-    more = f"({separator} call){{0,{_MAX_CALLS - 1}}}" if is_parallel else ""
+    begin = tool_format.begin
+
+    def several(one: str) -> str:
+        more = f"({_quoted(tool_format.separator)} {one}){{0,{_MAX_CALLS - 1}}}"
+        return f"{one} {more}" if is_parallel else one
+
     if tool_format.is_list:
-        begin = _quoted(f"{tool_format.begin} [")
-        lines = [f'start: {begin} call {more} "]"', f"call: {names}"]
-    elif tool_format.begin:
-        begin, end = _quoted(f"{tool_format.begin}\n"), _quoted(f"\n{tool_format.end}")
-        lines = [f"start: call {more}", f"call: {begin} ({names}) {end}"]
+        rest = f'" [" {several("call")} "]"'
+        answer = f"{_quoted(begin)} rest"
+    elif begin:
+        end = _quoted(f"\n{tool_format.end}")
+        rest = f'"\\n" call {end}'
+        answer = several(f"{_quoted(begin)} rest")
     else:
-        lines = [f"start: call {more}", f"call: {names}"]
-    return StructuredOutputsParams(grammar="\n".join([*lines, *parts]))
+        rest = "call"
+        answer = several("rest")
+    if is_required:
+        rules = [f"start: {answer}"]
+    elif begin:
+        start = "(before rest)* TEXT" if is_parallel else "before rest | TEXT"
+        rules = [f"start: {start}", f"before[lazy]: TEXT {_quoted(begin)}", _TEXT]
+    else:
+        rules = [f"start: {answer} | OTHER?", _OTHER]
+    names = " | ".join(f"f{index}" for index in range(len(functions)))
+    calls = [_lark_call(index, tool_format, *one) for index, one in enumerate(functions)]
+    grammar = "\n".join([*rules, f"rest: {rest}", f"call: {names}", *calls])
+    return StructuredOutputsParams(grammar=grammar)
+
+
+_TEXT = r"TEXT: /(.|\n)*/"
+_OTHER = r"OTHER: /[^{<\s](.|\n)*/"  # of which no call begins
 
 
 def _lark_call(

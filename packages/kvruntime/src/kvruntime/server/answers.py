@@ -78,7 +78,8 @@ class Answers:
                         continue
                     reading[asyncio.ensure_future(anext(stream, None))] = place, stream
                     if delta.finish_reason is EngineReason.ERROR:
-                        raise APIError(500, str(delta.stop_reason), code="generation_failed")
+                        # The same request would come to the same end.
+                        raise APIError(400, str(delta.stop_reason), code="generation_failed")
                     self._num_tokens += len(delta.token_ids)
                     yield place * self.n + delta.index, delta
         finally:

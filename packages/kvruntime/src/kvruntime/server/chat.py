@@ -31,6 +31,9 @@ from kvruntime.server.responses import (
 )
 from kvruntime.server.service import FINGERPRINT, Service, service_of
 from kvruntime.server.sse import DONE, EventStreamResponse, event, while_connected
+from kvruntime.server.tools import AnswerParser, CallChunk, NamedTool, schemas
+from kvruntime.structured_outputs import StructuredOutputsParams
+from kvruntime.tools import call_constraint
 
 __all__ = ["chat_completions"]
 
@@ -49,7 +52,9 @@ async def _respond(service: Service, request: Request, body: ChatCompletionReque
     params = body.params(
         longest if body.limit is None else min(body.limit, longest),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        constraint=_constraint(service, body),
     )
+    await service.prepare(params)
     writer = _Writer(service, body)
     answers = await service.open(request, body, [prompt], [params], request_id=writer.id)
     headers = {"X-Request-Id": writer.id}
@@ -69,8 +74,24 @@ async def _respond(service: Service, request: Request, body: ChatCompletionReque
 
 def _token_ids(service: Service, body: ChatCompletionRequest) -> list[int]:
     llm = service.async_llm.llm
-    text = llm.tokenizer.apply_chat_template([one.as_template_input() for one in body.messages])
+    text = llm.tokenizer.apply_chat_template(
+        [message.as_template_input() for message in body.messages],
+        tools=[tool.as_template_input() for tool in body.offered_tools],
+    )
     return llm.encode(text, add_special_tokens=False)
+
+
+def _constraint(service: Service, body: ChatCompletionRequest) -> StructuredOutputsParams | None:
+    """What the answers must be: what the request says, or calls of its tools."""
+    tool_format = service.async_llm.llm.tokenizer.tool_format
+    if tool_format is None or not body.enforces_tools:
+        return body.constraint
+    return call_constraint(
+        tool_format,
+        schemas(body.offered_tools, is_required=body.tool_choice != "auto"),
+        is_required=body.tool_choice != "auto",
+        is_parallel=body.parallel_tool_calls and not isinstance(body.tool_choice, NamedTool),
+    )
 
 
 class _Writer:
@@ -81,6 +102,7 @@ class _Writer:
         self._service = service
         self._body = body
         self._created = int(time.time())
+        self._parsers: dict[int, AnswerParser] = {}
 
     async def whole(self, answers: Answers) -> str:
         """Return the body of the answer."""
@@ -96,7 +118,7 @@ class _Writer:
             system_fingerprint=FINGERPRINT,
             choices=[self._choice(index, deltas[index]) for index in sorted(deltas)],
             usage=answers.usage(),
-        ).model_dump_json()
+        ).model_dump_json(exclude_unset=True)
 
     async def events(self, answers: Answers) -> AsyncGenerator[bytes]:
         """Yield the role of each answer, a chunk for each delta that says something, and the end."""
@@ -113,11 +135,19 @@ class _Writer:
         yield DONE
 
     def _choice(self, index: int, delta: Delta) -> ChatChoice:
-        reason = finish_reason(delta)
+        pieces = self._pieces(index, delta)
+        text = "".join(piece for piece in pieces if isinstance(piece, str))
+        message = ChatMessage(role="assistant", content=text)
+        parser = self._parsers.get(index)
+        if parser is not None and parser.calls:
+            message = ChatMessage(
+                role="assistant", content=text.strip() or None, tool_calls=parser.calls
+            )
+        reason = self._finish_reason(index, delta)
         assert reason is not None, "the stream has ended"
         return ChatChoice(
             index=index,
-            message=ChatMessage(role="assistant", content=delta.text),
+            message=message,
             logprobs=self._logprobs(delta),
             finish_reason=reason,
             stop_reason=delta.stop_reason,
@@ -125,11 +155,19 @@ class _Writer:
 
     def _chunk_choices(self, index: int, delta: Delta) -> Iterator[ChatChunkChoice]:
         """What is new of an answer, and on its own that it has ended."""
-        if delta.text or delta.logprobs:
-            content = ChatDelta(content=delta.text)
-            logprobs = self._logprobs(delta)
-            yield _chunk_choice(index, content, logprobs)
-        if (reason := finish_reason(delta)) is not None:
+        pieces = self._pieces(index, delta)
+        logprobs = self._logprobs(delta)
+        if logprobs is not None and logprobs.content and not pieces:
+            pieces = [""]  # their text is held back
+        for piece in pieces:
+            new = (
+                ChatDelta(content=piece)
+                if isinstance(piece, str)
+                else ChatDelta(tool_calls=[piece])
+            )
+            yield _chunk_choice(index, new, logprobs)
+            logprobs = None
+        if (reason := self._finish_reason(index, delta)) is not None:
             end = _chunk_choice(index, ChatDelta(), finish_reason=reason)
             yield end.model_copy(update={"stop_reason": delta.stop_reason})
 
@@ -146,6 +184,26 @@ class _Writer:
         # Of a delta, what is not new is left out.
         hidden = None if self._body.includes_usage else {"usage"}
         return event(chunk.model_dump_json(exclude_unset=True, exclude=hidden))
+
+    def _pieces(self, index: int, delta: Delta) -> list[str | CallChunk]:
+        """What is new of an answer: its text, and calls of tools where there are any."""
+        tool_format = self._service.async_llm.llm.tokenizer.tool_format
+        tools = self._body.offered_tools
+        if tool_format is None or not tools:
+            return [delta.text] if delta.text else []
+        if index not in self._parsers:
+            names = {tool.function.name for tool in tools}
+            self._parsers[index] = AnswerParser(tool_format, names)
+        is_last = delta.finish_reason is not None
+        return list(self._parsers[index].append(delta.text, is_last=is_last))
+
+    def _finish_reason(self, index: int, delta: Delta) -> FinishReason | None:
+        """Why an answer ended; a call that was asked for by name is no reason."""
+        reason = finish_reason(delta)
+        parser = self._parsers.get(index)
+        is_called = parser is not None and bool(parser.calls)
+        is_named = isinstance(self._body.tool_choice, NamedTool)
+        return "tool_calls" if reason == "stop" and is_called and not is_named else reason
 
     def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
         if not self._body.logprobs:

@@ -14,7 +14,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from kvruntime.errors import EngineBusy, EngineFailed, EngineUnavailable, InvalidRequest
+from kvruntime.errors import (
+    EngineBusy,
+    EngineFailed,
+    EngineUnavailable,
+    InvalidRequest,
+    MissingDependency,
+)
 from kvruntime.server.protocol import ChatCompletionRequest, CompletionRequest
 from kvruntime.server.sse import event
 
@@ -32,6 +38,10 @@ _TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
+
+
+# What pydantic calls a choice where a field may have several types.
+_TYPE_NAMES = {"NamedTool", "bool", "float", "int", "list", "str"}
 
 
 class APIError(Exception):
@@ -77,6 +87,8 @@ def as_api_error(error: Exception, seconds: int = 1) -> APIError:  # noqa: PLR09
             return error
         case InvalidRequest():
             return APIError(400, str(error), param=_field_named(str(error)), code="invalid_request")
+        case MissingDependency():  # of what was asked for, and of nothing else
+            return APIError(400, str(error), code="unsupported_field")
         case ValidationError():
             return _invalid(error)
         case EngineBusy():
@@ -119,6 +131,7 @@ def exception_handlers() -> dict[Any, Callable[[Request, Exception], Any]]:
     ours = (
         APIError,
         InvalidRequest,
+        MissingDependency,
         ValidationError,
         EngineBusy,
         EngineUnavailable,
@@ -182,9 +195,11 @@ def _field_named(message: str) -> str | None:
 def _path(location: tuple[int | str, ...]) -> str:
     """A field's place in the body, as `messages[0].content`; choices of types are left out."""
     path = ""
+    if location[:1] == ("response_format",):
+        location = (location[0], *location[2:])  # the second says which of the formats it is
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part.isidentifier() and part not in {"str", "int", "list", "float", "bool"}:
+        elif part.isidentifier() and part not in _TYPE_NAMES:
             path += f".{part}" if path else part
     return path or "body"

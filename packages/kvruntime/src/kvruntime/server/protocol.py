@@ -8,12 +8,21 @@ Knows JSON and the sampling parameters behind it. Does not know what a model, a 
 can hold.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from kvruntime.sampling_params import BeamSearchParams, SamplingParams
+from kvruntime.server.body import Body
+from kvruntime.server.constraints import (
+    ResponseFormat,
+    StructuredOutputs,
+    TextFormat,
+    constraint_of,
+)
+from kvruntime.server.tools import MessageCall, NamedTool, Tool, ToolChoice, offered
+from kvruntime.structured_outputs import StructuredOutputsParams
 
 __all__ = [
     "ChatCompletionRequest",
@@ -30,6 +39,7 @@ MAX_NUM_STOPS = 16
 MAX_STOP_LENGTH = 256
 MAX_NUM_BIASES = 1024
 MAX_NUM_MESSAGES = 4096
+MAX_NUM_TOOLS = 128
 
 Answers: TypeAlias = Annotated[int, Field(ge=1, le=MAX_NUM_ANSWERS)]
 TopLogprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_NUM_LOGPROBS)]
@@ -48,21 +58,10 @@ _OF_SAMPLING: dict[str, tuple[object, ...]] = {
     "include_stop_str_in_output": (False,),
     "logprobs": (False,),
     "top_logprobs": (),
+    "response_format": (TextFormat(type="text"),),
+    "structured_outputs": (),
 }
 _OF_BEAMS = ("num_beams", "length_penalty", "early_stopping")
-
-
-class Body(BaseModel):
-    """What every object of a request's body obeys."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_out_nulls(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return data
-        return {name: value for name, value in data.items() if value is not None}
 
 
 class StreamOptions(Body):
@@ -92,6 +91,7 @@ class GenerationRequest(Body):
         dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_NUM_BIASES)
     ] = Field(default_factory=dict)
     user: str | None = None  # which is for the provider's own records, of which there are none
+    response_format: ResponseFormat | None = None
 
     top_k: Annotated[int, Field(ge=-1)] = 0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -104,6 +104,7 @@ class GenerationRequest(Body):
     include_stop_str_in_output: bool = False
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    structured_outputs: StructuredOutputs | None = None
 
     use_beam_search: bool = False
     num_beams: Answers | None = None
@@ -114,6 +115,8 @@ class GenerationRequest(Body):
     def _check_together(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream to be true")
+        if self.structured_outputs is not None and self.response_format is not None:
+            raise ValueError("structured_outputs cannot go with response_format")
         given = self.model_fields_set
         if not self.use_beam_search:
             if strange := [name for name in _OF_BEAMS if name in given]:
@@ -130,6 +133,11 @@ class GenerationRequest(Body):
         return (self.num_beams or self.n) if self.use_beam_search else self.n
 
     @property
+    def constraint(self) -> StructuredOutputsParams | None:
+        """What the answers must be. `InvalidRequest` for what says nothing."""
+        return constraint_of(self.response_format, self.structured_outputs)
+
+    @property
     def includes_usage(self) -> bool:
         """Whether a stream ends with a chunk that counts tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
@@ -141,6 +149,7 @@ class GenerationRequest(Body):
         best_of: int | None = None,
         logprobs: int | None = None,
         prompt_logprobs: int | None = None,
+        constraint: StructuredOutputsParams | None = None,
     ) -> SamplingParams | BeamSearchParams:
         """Return what the engine is asked for. `InvalidRequest` where values do not go together."""
         shared: dict[str, Any] = {
@@ -153,6 +162,7 @@ class GenerationRequest(Body):
             "frequency_penalty": self.frequency_penalty,
             "presence_penalty": self.presence_penalty,
             "logit_bias": {_token_id(name): bias for name, bias in self.logit_bias.items()},
+            "structured_outputs": constraint,
         }
         if self.use_beam_search:
             return BeamSearchParams(
@@ -228,6 +238,8 @@ class Message(Body):
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: str | list[TextPart] | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
+    tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_NUM_TOOLS)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
 
     def as_template_input(self) -> dict[str, Any]:
         """Return what chat templates are written for: content that is one text."""
@@ -235,7 +247,12 @@ class Message(Body):
         if isinstance(content, list):
             content = "\n".join(part.text for part in content)
         message: dict[str, Any] = {"role": self.role, "content": content or ""}
-        return message if self.name is None else {**message, "name": self.name}
+        if self.tool_calls:
+            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        for name in ("name", "tool_call_id"):
+            if (value := getattr(self, name)) is not None:
+                message[name] = value
+        return message
 
 
 class ChatCompletionRequest(GenerationRequest):
@@ -246,6 +263,9 @@ class ChatCompletionRequest(GenerationRequest):
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool = False
     top_logprobs: TopLogprobs | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_NUM_TOOLS)] = Field(default_factory=list)
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
     modalities: list[Literal["text"]] | None = None
     service_tier: Literal["auto", "default"] | None = None
     store: Literal[False] = False
@@ -261,7 +281,35 @@ class ChatCompletionRequest(GenerationRequest):
                 f"max_tokens and max_completion_tokens are the same, "
                 f"got {self.max_tokens} and {self.max_completion_tokens}"
             )
+        self._check_tools()
         return self
+
+    def _check_tools(self) -> None:
+        names = [tool.function.name for tool in self.tools]
+        if len(names) > len(set(names)):
+            raise ValueError("tools must have names of their own")
+        choice = self.tool_choice
+        if not names and choice not in {"none", "auto"}:
+            raise ValueError("tool_choice needs tools")
+        if isinstance(choice, NamedTool) and choice.function.name not in names:
+            raise ValueError(f"tool_choice names {choice.function.name!r}, which tools do not have")
+        if self.offered_tools:
+            for name in ("response_format", "structured_outputs"):
+                if getattr(self, name) not in (None, TextFormat(type="text")):
+                    raise ValueError(f"{name} cannot go with tools that may be called")
+            if self.use_beam_search and self.enforces_tools:
+                raise ValueError("tools cannot be enforced with use_beam_search")
+
+    @property
+    def offered_tools(self) -> Sequence[Tool]:
+        """The tools that an answer may call."""
+        return offered(self.tools, self.tool_choice)
+
+    @property
+    def enforces_tools(self) -> bool:
+        """Whether calls are held to their schemas: where there must be one, or a tool is strict."""
+        is_strict = any(tool.function.strict for tool in self.offered_tools)
+        return bool(self.offered_tools) and (self.tool_choice != "auto" or is_strict)
 
     @property
     def limit(self) -> int | None:

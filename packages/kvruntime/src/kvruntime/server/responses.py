@@ -4,6 +4,8 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel
 
+from kvruntime.server.tools import AssistantCall, CallChunk
+
 __all__ = [
     "ChatChoice",
     "ChatChunk",
@@ -24,7 +26,7 @@ __all__ = [
     "Usage",
 ]
 
-FinishReason: TypeAlias = Literal["stop", "length"]
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 
 
 class PromptDetails(BaseModel):
@@ -98,6 +100,7 @@ class ChatMessage(BaseModel):
 
     role: Literal["assistant"]
     content: str | None
+    tool_calls: list[AssistantCall] = []
 
 
 class ChatChoice(BaseModel):
@@ -127,6 +130,7 @@ class ChatDelta(BaseModel):
 
     role: Literal["assistant"] = "assistant"
     content: str = ""
+    tool_calls: list[CallChunk] = []
 
 
 class ChatChunkChoice(BaseModel):

@@ -128,6 +128,11 @@ class Service:
             cache_salt=_salt(request.scope.get("kvruntime.tenant"), body.cache_salt),
         )
 
+    async def prepare(self, params: Params) -> None:
+        """Compile what answers must be beside the engine, so that nobody else waits for it."""
+        if params.structured_outputs is not None:
+            await self.in_thread(lambda: self.async_llm.llm.engine.prepare(params))
+
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Do what takes long for a long prompt beside the event loop."""
         return await asyncio.to_thread(function)
