@@ -43,3 +43,19 @@ def test_all_names_what_is_public(package: str) -> None:
 def test_every_module_says_what_it_knows(package: str) -> None:
     for path in modules(package):
         assert ast.get_docstring(ast.parse(path.read_text("utf-8"))), path
+
+
+def test_contributing_lists_every_session() -> None:
+    rows = []
+    for node in ast.parse((ROOT / "noxfile.py").read_text("utf-8")).body:
+        if isinstance(node, ast.FunctionDef):
+            found = [
+                re.match(r"nox\.session\b(?:.*name='([\w-]+)')?", ast.unparse(decorator))
+                for decorator in node.decorator_list
+            ]
+            for match in filter(None, found):
+                says = (ast.get_docstring(node) or "").replace("|", "\\|")
+                rows.append(f"| `{match[1] or node.name}` | {says} |")
+    lines = (ROOT / "CONTRIBUTING.md").read_text("utf-8").splitlines()
+    assert rows
+    assert [line for line in lines if line.startswith("| `")] == rows
