@@ -1,14 +1,18 @@
 """NVRTC by ctypes, without a GPU, a driver or CuPy: compile the kernels and read what they take.
 
-The library is that of the wheel nvidia-cuda-nvrtc, or of LD_LIBRARY_PATH.
+The library is that of the wheel nvidia-cuda-nvrtc, or of LD_LIBRARY_PATH; the disassembler that of
+the wheel nvidia-cuda-nvdisasm.
 """
 
 import ctypes
 import re
+import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from kvkernels.cuda import source
 from kvkernels.cuda.kernels import Kernel
@@ -47,6 +51,7 @@ def _text_of(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
     return text.raw
 
 
+@cache
 def compile_kernel(kernel: Kernel, arch: str) -> tuple[bytes, Usage]:
     """Compile one kernel as CuPy does; returns the cubin and what it takes.
 
@@ -72,6 +77,25 @@ def compile_kernel(kernel: Kernel, arch: str) -> tuple[bytes, Usage]:
         return _text_of(nvrtc, program, "CUBIN"), _usage(log, lowered.value.decode())
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def disassembler() -> Path | None:
+    """The path of nvdisasm, or None where there is none."""
+    found = (path for folder in sys.path for path in Path(folder).glob("nvidia/cu*/bin/nvdisasm*"))
+    return next(found, None)
+
+
+def instructions(cubin: bytes) -> Counter[str]:
+    """How often a kernel's machine code has each instruction, by its full name, as LDG.E.128."""
+    program = disassembler()
+    assert program is not None
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run(
+            [program, "-c", file.name], capture_output=True, text=True, check=True
+        )
+    return Counter(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]+)", done.stdout))
 
 
 def _usage(log: str, name: str) -> Usage:

@@ -1,9 +1,10 @@
-"""The kernels compiled for GPUs by NVRTC, which needs none: registers, spills and shared memory.
+"""The kernels compiled for GPUs by NVRTC, which needs none: registers, spills, instructions.
 
 budget.json holds what each tuned kernel may take: what it takes with NVRTC 13.0 and about 5 % more.
 """
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,14 @@ ARCHITECTURES = (
     *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("sm_86", "sm_89", "sm_120")),
 )
 BUDGET = json.loads((Path(__file__).parent / "budget.json").read_text("utf-8"))
+# What the machine code of a kernel must have: tensor cores, and loads of whole 16-byte pieces, past the
+# first-level cache where nothing is read twice.
+INSTRUCTIONS = {
+    "attend_split": (r"HMMA\.", r"LDG\.E\.NA.*\.128"),
+    "attend_prefill": (r"HMMA\.", r"LDSM\.", r"LDGSTS\.E\.BYPASS.*\.128"),
+    "copy_tokens": (r"LDG\.E.*\.128", r"STG\.E.*\.128"),
+    "write_tokens": (r"LDG\.E.*\.64",),
+}
 # Dynamic and static shared memory of a thread block, on the smallest of these GPUs (sm_86, sm_89).
 MAX_SHARED_BYTES = 99 * 1024
 
@@ -38,6 +47,18 @@ def test_a_tuned_kernel_spills_nothing_and_keeps_its_budget(kernel: Kernel, arch
     assert usage.registers <= BUDGET[kernel.expression]["registers"]
     shared = usage.static_shared_bytes + kernel.shared_bytes
     assert shared <= BUDGET[kernel.expression]["shared_bytes"] <= MAX_SHARED_BYTES
+
+
+@pytest.mark.skipif(nvrtc.disassembler() is None, reason="needs the wheel nvidia-cuda-nvdisasm")
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("kernel", TUNED, ids=lambda kernel: kernel.expression)
+def test_a_tuned_kernel_is_made_of_the_instructions_it_was_written_for(
+    kernel: Kernel, arch: str
+) -> None:
+    found = nvrtc.instructions(nvrtc.compile_kernel(kernel, arch)[0])
+    for wanted in INSTRUCTIONS.get(kernel.expression.partition("<")[0], ()):
+        assert any(re.match(wanted, name) for name in found), wanted
+    assert not [name for name in found if re.match(r"(LDL|STL)\b", name)], "local memory"
 
 
 def test_every_budget_is_that_of_a_tuned_kernel() -> None:
