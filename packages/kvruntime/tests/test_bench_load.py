@@ -178,7 +178,7 @@ def test_the_figures_of_a_load_are_exact() -> None:
         ([(0.1, chunk("a")), (0.0, "[DONE]")], "the stream ended before the answer did"),
         ([(0.1, chunk("a", "stop"))], "the server told no usage: no tokens known"),
         ([(0.1, {"error": {"message": "out of memory"}})], "in the stream: out of memory"),
-        ([(0.1, "{")], "in the stream: an event is not JSON: {"),
+        ([(0.1, "{")], "in the stream: an event is no JSON object: {"),
         ([(0.1, httpx.ReadError("reset"))], "ReadError: reset"),
         (httpx.ConnectTimeout(""), "ConnectTimeout"),
     ],

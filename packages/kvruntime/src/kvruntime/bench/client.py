@@ -5,9 +5,7 @@ requests are sent or what their times mean. Times are those of the running event
 """
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
 from enum import StrEnum
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +15,7 @@ import httpx
 from kvruntime.bench.figures import Outcome, Record
 from kvruntime.bench.prompts import Asked
 from kvruntime.errors import ServerError
+from kvruntime.wire import DONE, base_url, event_of, told, usage_of
 
 __all__ = ["Client", "Endpoint"]
 
@@ -30,7 +29,6 @@ class Endpoint(StrEnum):
 
 _PATHS = {Endpoint.COMPLETIONS: "/completions", Endpoint.CHAT: "/chat/completions"}
 _TOO_MANY_REQUESTS = 429
-_SHOWN = 200  # characters of what a server says of an error
 
 
 class Client:
@@ -57,8 +55,7 @@ class Client:
         timeout: float = 600.0,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        base = url.rstrip("/")
-        self.url = base if base.endswith("/v1") else f"{base}/v1"
+        self.url = base_url(url)
         self.endpoint = endpoint
         self.model = model or ""
         self._extra = dict(extra or {})
@@ -102,7 +99,7 @@ class Client:
                     await response.aread()
                     is_full = response.status_code == _TOO_MANY_REQUESTS
                     record.outcome = Outcome.REJECTED if is_full else Outcome.FAILED
-                    record.error = f"{response.status_code}: {_told(response.text)}"
+                    record.error = f"{response.status_code}: {told(response.text)}"
         except httpx.HTTPError as error:
             record.outcome = Outcome.FAILED
             record.error = _sentence(error)
@@ -137,7 +134,7 @@ class Client:
             raise ServerError(f"no server answers at {self.url} ({_sentence(error)})") from error
         if not response.is_success:
             raise ServerError(
-                f"{self.url}/models answered {response.status_code}: {_told(response.text)}"
+                f"{self.url}/models answered {response.status_code}: {told(response.text)}"
             )
         try:
             name = response.json()["data"][0]["id"]
@@ -154,17 +151,17 @@ async def _read(response: httpx.Response, record: Record) -> None:
     """Note the times of what is generated, and the counts of tokens at the end."""
     is_whole = False
     async for event in _events(response):
-        if not isinstance(event, dict) or "error" in event:
-            told = event.get("error") if isinstance(event, dict) else event
-            record.outcome, record.error = Outcome.FAILED, f"in the stream: {_told(told)}"
+        if "error" in event:
+            record.outcome = Outcome.FAILED
+            record.error = f"in the stream: {told(event['error'])}"
             return
         for choice in event.get("choices") or ():
             is_last = choice.get("finish_reason") is not None
             if is_last or _has_output(choice):
                 record.chunk_times.append(_now())
             is_whole = is_whole or is_last
-        if event.get("usage"):
-            _note_usage(event["usage"], record)
+        if usage := usage_of(event):
+            record.num_prompt_tokens, record.num_cached_tokens, record.num_output_tokens = usage
     record.ended = record.chunk_times[-1] if record.chunk_times else None
     if not is_whole:
         record.outcome, record.error = Outcome.FAILED, "the stream ended before the answer did"
@@ -174,40 +171,20 @@ async def _read(response: httpx.Response, record: Record) -> None:
         record.outcome = Outcome.COMPLETED
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[Any]:
-    """The JSON values of a stream of server-sent events, until it says that it is done."""
+async def _events(response: httpx.Response) -> AsyncIterator[Mapping[str, Any]]:
+    """The events of an answer, until it says that it is done."""
     async for line in response.aiter_lines():
-        field, _, value = line.partition(":")
-        if field != "data":
-            continue
-        if value.strip() == "[DONE]":
+        event = event_of(line)
+        if event is DONE:
             return
-        try:
-            yield json.loads(value)
-        except ValueError:
-            yield f"an event is not JSON: {value.strip()}"
+        if event is not None:
+            yield event
 
 
 def _has_output(choice: Mapping[str, Any]) -> bool:
     """Whether anything was generated: the first event of a chat only names the role."""
     delta = choice.get("delta") or choice
     return any(delta.get(key) for key in ("text", "content", "reasoning_content", "tool_calls"))
-
-
-def _note_usage(usage: Mapping[str, Any], record: Record) -> None:
-    record.num_prompt_tokens = usage.get("prompt_tokens") or 0
-    record.num_output_tokens = usage.get("completion_tokens")
-    details = usage.get("prompt_tokens_details") or {}
-    record.num_cached_tokens = details.get("cached_tokens") or 0
-
-
-def _told(error: object) -> str:
-    """What an error says, in one short line."""
-    with suppress(ValueError, TypeError):
-        error = json.loads(error) if isinstance(error, str) else error
-    while isinstance(error, dict):
-        error = error.get("error") or error.get("message") or error.get("detail") or str(error)
-    return " ".join(str(error).split())[:_SHOWN]
 
 
 def _sentence(error: Exception) -> str:

@@ -15,6 +15,7 @@ import typer
 
 from kvruntime._version import __version__
 from kvruntime.cli.bench import bench
+from kvruntime.cli.chat import chat
 from kvruntime.cli.demo import demo
 from kvruntime.cli.generate import generate
 from kvruntime.cli.serve import serve
@@ -36,6 +37,7 @@ app.command(epilog='Example: kvruntime generate --prompt "What is a page table?"
     generate
 )
 app.command(epilog="Example: kvruntime demo --json")(demo)
+app.command(epilog="Example: kvruntime chat --model smollm2")(chat)
 app.command(epilog="Example: kvruntime serve --model smollm2 --port 8000")(serve)
 app.add_typer(bench, name="bench")
 

@@ -1,0 +1,67 @@
+"""OpenAI's interface as a client meets it: addresses, events of a stream, and what errors say.
+
+Knows the shapes of answers. Does not know HTTP libraries, or what is asked.
+"""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+__all__ = ["DONE", "base_url", "event_of", "told", "usage_of"]
+
+DONE = object()
+_SHOWN = 200  # characters of what a server says of an error
+
+
+def base_url(url: str) -> str:
+    """The address that the paths of the interface follow.
+
+    >>> base_url("http://127.0.0.1:8000/")
+    'http://127.0.0.1:8000/v1'
+    """
+    base = url.rstrip("/")
+    return base if base.endswith("/v1") else f"{base}/v1"
+
+
+def event_of(line: str) -> Any:
+    """The JSON of a line of server-sent events; `DONE` at the end, None where a line has none.
+
+    What is not JSON, and what is no object, is an error as servers send them.
+
+    >>> event_of('data: {"choices": []}'), event_of(": still here"), event_of("data: [DONE]") is DONE
+    ({'choices': []}, None, True)
+    """
+    field, _, value = line.partition(":")
+    if field != "data":
+        return None
+    if value.strip() == "[DONE]":
+        return DONE
+    with suppress(ValueError, RecursionError):
+        event = json.loads(value)
+        if isinstance(event, dict):
+            return event
+    return {"error": f"an event is no JSON object: {value.strip()}"}
+
+
+def told(error: object) -> str:
+    """What an error says, in one short line.
+
+    >>> told('{"error": {"message": "the queue is full", "code": 429}}')
+    'the queue is full'
+    """
+    with suppress(ValueError, TypeError, RecursionError):
+        error = json.loads(error) if isinstance(error, str) else error
+    while isinstance(error, dict):
+        error = error.get("error") or error.get("message") or error.get("detail") or str(error)
+    return " ".join(str(error).split())[:_SHOWN]
+
+
+def usage_of(event: Mapping[str, Any]) -> tuple[int, int, int | None] | None:
+    """Tokens of the prompt, those of it found in the cache, and generated ones; None if untold."""
+    usage = event.get("usage")
+    if not usage:
+        return None
+    details = usage.get("prompt_tokens_details") or {}
+    cached = details.get("cached_tokens") or 0
+    return usage.get("prompt_tokens") or 0, cached, usage.get("completion_tokens")
