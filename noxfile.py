@@ -214,12 +214,12 @@ def pythons(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """Measure: `nox -s bench -- allocator|attention-cpu|engine [options]` (benchmarks/README.md)."""
+    """Measure: `nox -s bench -- NAME [options]`, a folder of benchmarks (benchmarks/README.md)."""
     name, *options = session.posargs or ["allocator"]
     module = name.replace("-", "_")
     # The peers' needs stay out of every other environment, and so do the peers.
     requirements = ("-r", f"benchmarks/{module}/requirements.txt")
-    if name == "engine":
+    if name in {"batching", "engine"}:
         install_packages(session, *requirements)
         install_smollm2(session)
     else:

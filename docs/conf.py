@@ -21,6 +21,7 @@ copyright = author  # noqa: A001 -- the name that Sphinx reads
 html_title = "kvblocks · kvkernels · kvruntime"
 html_theme = "furo"
 html_static_path = ["_static"]
+html_extra_path = ["llms.txt"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False
@@ -74,7 +75,18 @@ def skip_tuple_fields(_app: Sphinx, _what: str, _name: str, obj: Any, *_: Any) -
     return True if doc.startswith("Alias for field number") else None
 
 
+def keep_sentences(
+    _app: Sphinx, what: str, _name: str, _obj: Any, _options: Any, lines: list[str]
+) -> None:
+    """Put sentences with a colon together again, of which napoleon took the beginning for a type."""
+    for number, line in enumerate(lines):
+        if what == "property" and line.startswith(":type: "):
+            lines[0] = f"{line.removeprefix(':type: ')}: {lines[0]}"
+            lines[number] = ""
+
+
 def setup(app: Sphinx) -> None:
-    """Connect the two functions above."""
+    """Connect the functions above."""
     app.connect("missing-reference", find_type)
+    app.connect("autodoc-process-docstring", keep_sentences, priority=900)
     app.connect("autodoc-skip-member", skip_tuple_fields)

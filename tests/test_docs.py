@@ -143,3 +143,21 @@ def test_links_to_files_lead_to_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
         if not target.startswith(("https://", "http://", "mailto:")):
             assert (page.parent / target).exists(), target
+
+
+def test_llms_txt_lists_every_page() -> None:
+    docs = ROOT / "docs"
+    listed = re.findall(r"\]\(([\w/-]+)\.html\)", (docs / "llms.txt").read_text("utf-8"))
+    found = [
+        path.relative_to(docs).with_suffix("").as_posix()
+        for path in pages()
+        if docs in path.parents
+    ]
+    assert sorted(listed) == sorted(set(found) - {"index"})
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_readme_of_a_package_stands_alone(package: str) -> None:
+    """An index of packages shows it without the repository: links in it lead nowhere."""
+    text = (ROOT / "packages" / package / "README.md").read_text("utf-8")
+    assert not re.findall(r"\]\((?!https?://)[^)]*\)", text)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from benchmarks import figures
+from benchmarks.memory.__main__ import ask
+from benchmarks.memory.sharing import measure
 
 PAGES = [page for page in figures.pages() if "<!-- figures: " in page.read_text("utf-8")]
 
@@ -49,3 +51,27 @@ def test_check_says_which_page_differs(
     assert figures.main([]) == 0
     assert "`python -m benchmarks.engine" in page.read_text("utf-8")
     assert figures.main(["--check"]) == 0
+
+
+@pytest.mark.parametrize("name", ["waste with blocks of 16", "waste with blocks of 128"])
+def test_a_command_still_answers_what_the_results_have(name: str) -> None:
+    kept = figures.result("memory")["commands"][name]
+    assert ask(kept["command"].split()[1:]) == kept["answer"]
+
+
+def test_sharing_is_still_what_the_results_have() -> None:
+    for row in figures.result("memory")["sharing"]:
+        if row["load"] == "Alpaca-like" and row["width"] == 2:
+            found = measure(row["load"], row["method"], row["width"])
+            assert found.saved == pytest.approx(row["saved"], abs=1e-12)
+
+
+def test_what_the_paper_shows_is_shown_again() -> None:
+    memory = figures.result("memory")
+    shares = [row["tokens"] for row in memory["commands"]["waste of sharegpt-like"]["answer"]]
+    assert shares == sorted(shares)
+    for load in ("ShareGPT-like", "Alpaca-like"):
+        saved = [row["saved"] for row in memory["sharing"] if row["load"] == load]
+        assert saved[:3] == sorted(saved[:3])
+        assert saved[3:] == sorted(saved[3:])
+        assert all(beams > samples for samples, beams in zip(saved[:3], saved[3:], strict=True))

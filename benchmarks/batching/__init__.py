@@ -1,0 +1,1 @@
+"""What more memory does to throughput, and what it does not."""
