@@ -67,16 +67,6 @@ def serve(
     num_host_blocks: options.NumHostBlocks = None,
 ) -> None:
     """Serve a model to OpenAI's clients, until Ctrl-C."""
-    try:
-        from kvruntime.llm import LLM
-        from kvruntime.server.run import run
-        from kvruntime.server.settings import ServerSettings
-    except ImportError as error:
-        if error.name not in _NEEDED:
-            raise
-        raise MissingDependency(
-            f"kvruntime serve needs {error.name}: pip install 'kvruntime[serve]'"
-        ) from error
     config = EngineConfig(
         block_size=block_size,
         num_blocks=num_blocks,
@@ -93,9 +83,20 @@ def serve(
         max_num_waiting=max_num_waiting,
         max_num_waiting_tokens=max_num_waiting_tokens,
     )
+    api_keys = _api_keys(api_key or [], api_key_file)
+    try:
+        from kvruntime.llm import LLM
+        from kvruntime.server.run import run
+        from kvruntime.server.settings import ServerSettings
+    except ImportError as error:
+        if error.name not in _NEEDED:
+            raise
+        raise MissingDependency(
+            f"kvruntime serve needs {error.name}: pip install 'kvruntime[serve]'"
+        ) from error
     settings = ServerSettings(
         model_names=tuple(served_model_name or [Path(model).name]),
-        api_keys=_api_keys(api_key or [], api_key_file),
+        api_keys=api_keys,
         allowed_hosts=tuple(allowed_host or ()),
         request_seconds=request_seconds or None,
     )
