@@ -44,3 +44,23 @@ def test_help_and_errors_wait_for_no_large_library(module: str) -> None:
     command = [sys.executable, "-c", program]
     answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert SLOW_TO_IMPORT.isdisjoint(answer.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        (["generate", "--prompt", "a", "--n", "0"], "n must be at least 1, got 0"),
+        (["serve", "--port", "99999"], "less than or equal to 65535"),
+    ],
+)
+def test_a_usage_error_waits_for_no_large_library(arguments: list[str], rule: str) -> None:
+    program = (
+        "import sys, kvruntime.cli\n"
+        f"sys.argv[1:] = {arguments!r}\n"
+        "try: kvruntime.cli.main()\n"
+        "finally: print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, rule in done.stderr) == (2, True)
+    assert SLOW_TO_IMPORT.isdisjoint(done.stdout.split())

@@ -44,10 +44,6 @@ def generate(
     as_json: options.Json = False,
 ) -> None:
     """Generate text for one prompt or several, batched together."""
-    from kvruntime.cli.show import show
-    from kvruntime.llm import LLM
-    from kvruntime.report import progress_bars, show_steps
-
     if raw and system is not None:
         raise InvalidRequest("--system needs the chat template, so it cannot go with --raw")
     if any(not text.strip() for text in prompt):
@@ -76,6 +72,10 @@ def generate(
         # A step computes one token at least, so that this is all of them.
         log_steps=100_000 if verbose else 1,
     )
+    from kvruntime.cli.show import show
+    from kvruntime.llm import LLM
+    from kvruntime.report import progress_bars, show_steps
+
     with progress_bars() as progress:
         llm = LLM(model, config, progress=progress)
         if raw:

@@ -19,9 +19,12 @@ _NEEDED = {"prometheus_client", "pydantic", "starlette", "uvicorn"}
 def serve(
     model: options.Model = "smollm2",
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port; 0 takes any that is free.")] = 8000,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port; 0 takes any that is free.")
+    ] = 8000,
     served_model_name: Annotated[
-        list[str] | None, typer.Option(help="What clients call it.  [default: the model's name]")
+        list[str] | None,
+        typer.Option(help="What clients call it.  [default: the model's name]", metavar="NAME"),
     ] = None,
     api_key: Annotated[
         list[str] | None,
@@ -29,7 +32,9 @@ def serve(
     ] = None,
     api_key_file: Annotated[
         Path | None,
-        typer.Option(help="Keys, one a line, each with its tenant's name if it has one."),
+        typer.Option(
+            help="Keys, one a line, each with its tenant's name if it has one.", metavar="FILE"
+        ),
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
