@@ -21,7 +21,7 @@ import pytest
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
-_PATIENCE = 30.0  # seconds, for a machine that is busy
+_PATIENCE = 60.0  # seconds, for a machine that is busy
 _KEYS = {
     "Tab": ("Tab", 9, ""),
     "Enter": ("Enter", 13, "\r"),

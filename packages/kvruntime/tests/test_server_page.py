@@ -205,7 +205,7 @@ def test_a_pointer_says_who_holds_a_block(chromium: Chromium, server: CannedServ
         "(() => { const b = document.getElementById('blocks').getBoundingClientRect();"
         " return [b.left, b.top]; })()"
     )
-    page.point(left + 4 * 30 + 10, top + 10)
+    page.point(left + 4 * 29 + 14, top + 10)
     page.wait_for("!document.getElementById('tip').hidden")
     assert page.text("#tip") == "block 4: 3 of 4 slots filled\nrequest 1: its block 1"
     page.close()

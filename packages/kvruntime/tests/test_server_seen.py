@@ -124,6 +124,37 @@ def test_an_engine_that_is_loading_has_metrics_and_no_blocks(
             is_wanted[0] = True
 
 
+def test_a_client_that_leaves_a_stream_is_no_error(
+    server: LiveServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = {
+        "model": "tiny",
+        "prompt": [5, 6],
+        "max_tokens": 400,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
+        next(answer.iter_bytes())
+    server.wait_until(lambda engine: not engine.has_work)
+    assert scrape(server)["request_success_total{finished_reason=abort}"] == 1
+    assert caplog.records == []
+
+
+def test_a_client_that_leaves_is_told_of_in_the_events(server: LiveServer) -> None:
+    body = {
+        "model": "tiny",
+        "prompt": [5, 6],
+        "max_tokens": 400,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
+        next(answer.iter_bytes())
+    server.wait_until(lambda engine: not engine.has_work)
+    assert server.ask(snapshot)["events"][-1]["kind"] == "aborted"
+
+
 # ── the page ─────────────────────────────────────────────────────────────────────────────────
 
 

@@ -158,6 +158,8 @@ class Scheduler:
     def abort(self, request: Request) -> None:
         """Drop a request, wherever it stands, and give its blocks back."""
         for sequence in request.sequences:
+            if not sequence.is_finished:
+                self._tell(sequence, "aborted")
             self.drop(sequence)
 
     def fail(self) -> tuple[Request, ...]:

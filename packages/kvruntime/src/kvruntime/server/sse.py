@@ -59,8 +59,10 @@ class EventStreamResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 -- ASGI's
         """Send the whole stream."""
         try:
+            # A client that has left wants no answer, and the log no traceback.
             async with contextlib.aclosing(self._events):
-                await while_connected(receive, self._send(send))
+                with contextlib.suppress(ClientDisconnect):
+                    await while_connected(receive, self._send(send))
         finally:
             self._close()  # a generator that never began closes nothing itself
 

@@ -11,8 +11,8 @@ export class Painter {
     this.labels = [];
   }
 
-  // `emphasis` below 1 pushes a block back behind others.
-  cell(scene, block, x, y, width, height, { label = "", emphasis = 1 } = {}) {
+  // `emphasis` below 1 pushes a block back behind others. A strip gives its own colour and label.
+  cell(scene, block, x, y, width, height, { label = "", colour = null, emphasis = 1 } = {}) {
     const detailed = Math.min(width, height) >= LEAST_DETAIL;
     if (!scene.isHeld(block)) {
       const state = scene.states[block];
@@ -21,18 +21,22 @@ export class Painter {
       else this.add("stroke", state === "x" ? this.theme.ink : this.theme.rule, emphasis, x, y, width, height);
       return;
     }
-    const colours = this.theme.requests.filter((_, index) => scene.colours[block] & (1 << index));
+    const colours = colour
+      ? [colour]
+      : this.theme.requests.filter((_, index) => scene.colours[block] & (1 << index));
     const share = width / Math.max(colours.length, 1);
     // What is not written yet of a last block is paler, at the right: text goes that way. Only full
     // blocks are shared between requests, each in a band of its colour.
     const isWhole = !detailed || colours.length > 1;
     const filled = isWhole ? 1 : scene.filled[block] / scene.snapshot.block_size;
-    colours.forEach((colour, index) => {
-      if (filled < 1) this.add("fill", colour, 0.3 * emphasis, x, y, width, height);
-      this.add("fill", colour, emphasis, x + index * share, y, share * filled, height);
+    colours.forEach((each, index) => {
+      if (filled < 1) this.add("fill", each, 0.3 * emphasis, x, y, width, height);
+      this.add("fill", each, emphasis, x + index * share, y, share * filled, height);
     });
-    const text = label || (scene.counts[block] > 1 ? String(scene.counts[block]) : "");
-    if (text && detailed && height >= 11) this.labels.push({ text, x, y, width, height, filled, emphasis });
+    const count = scene.counts[block] > 1 ? String(scene.counts[block]) : "";
+    if (!detailed || height < 11) return;
+    if (label) this.labels.push({ text: label, x, y, width, height, colour: colours[0], emphasis });
+    else if (count) this.labels.push({ text: count, x, y, width, height, colour: null, emphasis });
   }
 
   add(kind, colour, alpha, ...box) {
@@ -52,22 +56,26 @@ export class Painter {
     }
     context.textAlign = "center";
     context.textBaseline = "middle";
-    for (const { text, x, y, width, height, filled, emphasis } of this.labels) {
+    context.lineJoin = "round";
+    context.lineWidth = 3;
+    for (const { text, x, y, width, height, colour, emphasis } of this.labels) {
       const size = Math.min(height - 3, 12, (1.6 * (width - 2)) / text.length);
+      const [centre, middle] = [x + width / 2, y + height / 2];
       context.globalAlpha = emphasis;
       context.font = `600 ${size}px system-ui, "Segoe UI", Roboto, Arial, sans-serif`;
-      const write = (colour, left, right) => {
-        context.save();
+      context.fillStyle = this.theme.paper;
+      if (colour) {
+        // A rim in the block's colour, for the part of it that is pale.
+        context.strokeStyle = colour;
+        context.strokeText(text, centre, middle + 0.5);
+      } else {
+        const half = Math.min(width / 2 - 1, context.measureText(text).width / 2 + 3);
         context.beginPath();
-        context.rect(left, y, right - left, height);
-        context.clip();
-        context.fillStyle = colour;
-        context.fillText(text, x + width / 2, y + height / 2 + 0.5);
-        context.restore();
-      };
-      const end = x + width * filled;
-      write(this.theme.paper, x, end);
-      if (filled < 1) write(this.theme.ink, end, x + width);
+        context.roundRect(centre - half, middle - size / 2 - 2, 2 * half, size + 4, 4);
+        context.fill();
+        context.fillStyle = this.theme.ink;
+      }
+      context.fillText(text, centre, middle + 0.5);
     }
     context.globalAlpha = 1;
   }

@@ -82,7 +82,7 @@ export class Chat {
           this.onStart();
         }
         for (const choice of chunk.choices) views[choice.index]?.add(choice);
-        if (chunk.usage) views[0].use(chunk.usage);
+        if (chunk.usage) views.at(-1).use(chunk.usage, views.length);
         this.scroll();
       }
       for (const view of views) view.end("done");
@@ -145,12 +145,13 @@ class Answer {
     }
   }
 
-  use(usage) {
+  // What the whole request took, all its answers together.
+  use(usage, numAnswers) {
     const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
     const seconds = (performance.now() - this.began) / 1000;
     this.say(`${usage.prompt_tokens} prompt tokens${cached ? `, ${cached} of them cached` : ""}`);
-    this.say(`${usage.completion_tokens} generated in ${seconds.toFixed(1)} s`);
-    if (this.first) this.say(`first after ${((this.first - this.began) / 1000).toFixed(2)} s`);
+    const where = numAnswers > 1 ? ` in all ${numAnswers} answers` : "";
+    this.say(`${usage.completion_tokens} generated${where}, in ${seconds.toFixed(1)} s`);
   }
 
   say(fact) {

@@ -18,7 +18,7 @@ export class BlockMap {
     this.request = null; // the one that a pointer is on, in the list
     this.notices = [];
     this.frame = 0;
-    this.layout = { columns: 1, size: SMALLEST };
+    this.layout = { columns: 1, size: SMALLEST, width: SMALLEST };
     this.listen();
   }
 
@@ -68,8 +68,8 @@ export class BlockMap {
 
   blockAt(event) {
     const box = this.canvas.getBoundingClientRect();
-    const { columns, size } = this.layout;
-    const column = Math.floor((event.clientX - box.left) / size);
+    const { columns, size, width } = this.layout;
+    const column = Math.floor(((event.clientX - box.left) * columns) / width);
     const block = Math.floor((event.clientY - box.top) / size) * columns + column;
     return column < columns && block < (this.scene?.numBlocks ?? 0) ? block : -1;
   }
@@ -96,19 +96,20 @@ export class BlockMap {
     this.tip.style.top = `${y + 16 + height > innerHeight ? Math.max(4, y - height - 8) : y + 16}px`;
   }
 
+  // The left and upper edge of a square; columns fill the width, so that some are a pixel wider.
   corner(block) {
-    const { columns, size } = this.layout;
-    return [(block % columns) * size, Math.floor(block / columns) * size];
+    const { columns, size, width } = this.layout;
+    return [Math.round(((block % columns) * width) / columns), Math.floor(block / columns) * size];
   }
 
   arrange() {
     const width = this.group.clientWidth;
     const { numBlocks } = this.scene;
-    let size = LARGEST;
-    while (size > SMALLEST && Math.ceil(numBlocks / Math.floor(width / size)) * size > TALLEST) size -= 1;
-    const columns = Math.max(1, Math.floor(width / size));
-    this.layout = { columns, size };
-    return { width, height: Math.ceil(numBlocks / columns) * size };
+    let columns = Math.ceil(width / LARGEST);
+    const height = () => Math.ceil(numBlocks / columns) * Math.floor(width / columns);
+    while (width / columns > SMALLEST && height() > TALLEST) columns += 1;
+    this.layout = { columns, size: Math.floor(width / columns), width };
+    return { width, height: height() };
   }
 
   draw() {

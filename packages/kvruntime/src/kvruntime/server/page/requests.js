@@ -66,7 +66,7 @@ export class RequestList {
       if (!item.strips.has(sequence.index)) item.strips.set(sequence.index, addStrip(item.root));
       const strip = item.strips.get(sequence.index);
       setText(strip.label, request.sequences.length > 1 ? String(sequence.index) : "");
-      drawStrip(strip.canvas, sequence, scene, theme);
+      drawStrip(strip.canvas, sequence, scene, theme, theme.requests[palette.of(request.id)]);
     }
   }
 }
@@ -98,7 +98,7 @@ function addStrip(root) {
   return { row, label, canvas };
 }
 
-function drawStrip(canvas, sequence, scene, theme) {
+function drawStrip(canvas, sequence, scene, theme, colour) {
   const table = sequence.block_table.filter((block) => block >= 0);
   const shared = table.filter((block) => scene.counts[block] > 1).length;
   canvas.parentElement.hidden = !table.length;
@@ -110,7 +110,8 @@ function drawStrip(canvas, sequence, scene, theme) {
   const size = Math.min(WIDEST, width / Math.max(table.length, 1));
   const gap = size > 6 ? 2 : size > 2 ? 0.5 : 0;
   table.forEach((block, index) => {
-    painter.cell(scene, block, index * size, 1, Math.max(size - gap, 0.5), HEIGHT - 3, { label: String(block) });
+    const width = Math.max(size - gap, 0.5);
+    painter.cell(scene, block, index * size, 1, width, HEIGHT - 4, { label: String(block), colour });
   });
   painter.paint();
   context.fillStyle = theme.ink;
