@@ -333,6 +333,15 @@ def memory_gap() -> str:
     return f"{best - lru:.2f} points of {best:.2f} % unfound"
 
 
+def batching_ratios() -> str:
+    """How much faster eight times the memory is."""
+    rows = []
+    for load in result("batching")["loads"].values():
+        small, large = (median(pool) for pool in zip(*load["rates"], strict=True))
+        rows.append([load["about"], f"{small:.0f}", f"{large:.0f}", f"{load['ratio']:.2f}x"])
+    return table(["eight requests", "room for one", "room for eight", "of the two"], rows)
+
+
 def attention_cpu_shares() -> str:
     """Decode attention as a share of what the memory can be read at."""
     rows = [
@@ -366,6 +375,8 @@ FIGURES: dict[str, Callable[[], str]] = {
     "engine/rates": engine_rates,
     "engine/ratios": engine_ratios,
     "engine/command": _command("engine"),
+    "batching/command": _command("batching"),
+    "batching/ratios": batching_ratios,
     "memory/block-size": memory_block_size,
     "memory/command": _command("memory"),
     "memory/gap": memory_gap,

@@ -103,7 +103,7 @@ def rate(llm: LLM, load: Load) -> float:
 def told(loads: dict[str, Any]) -> dict[str, Any]:
     """Everything, with the machine, the versions and the command."""
     return {
-        "command": " ".join(["nox -s bench -- batching", *sys.argv[1:]]),
+        "command": " ".join(["python -m benchmarks.batching", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.machine()}, {platform.platform()}",
         "python": platform.python_version(),

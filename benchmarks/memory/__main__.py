@@ -69,7 +69,7 @@ def main() -> int:
         for width in WIDTHS
     ]
     told = {
-        "command": "nox -s bench -- memory --json benchmarks/results/memory.json",
+        "command": "python -m benchmarks.memory --json benchmarks/results/memory.json",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "versions": {"kvblocks": kvblocks.__version__},
