@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "packages" / "kvkernels" / "src"))
+sys.path[:0] = [str(ROOT), str(ROOT / "packages" / "kvkernels" / "src")]
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 6e-3, "float16": 1e-3}
 # The whole script stays under eight minutes: no row of the table is begun after this.
@@ -194,20 +194,29 @@ def microseconds(torch: Any, calls: list[Callable[[], Any]]) -> list[float]:
 
 
 def bench(torch: Any, kvkernels: Any, deadline: float) -> list[dict[str, Any]]:
-    """Time decode beside a read probe, torch SDPA on contiguous keys, and SDPA after a gather."""
-    table = []
+    """Time decode beside a read probe, SDPA and the peers, and prefill beside SDPA."""
+    table = bench_prefill(torch, kvkernels)
     for heads, size, dtype, cache in (
         (32, 16, "bfloat16", "bfloat16"),
         (32, 64, "bfloat16", "bfloat16"),
         (64, 16, "bfloat16", "bfloat16"),
         (32, 16, "bfloat16", "float8_e4m3fn"),
     ):
-        for sequences, length in ((1, 4096), (8, 4096), (32, 4096), (128, 4096), (8, 65536)):
+        for sequences, length in (
+            (1, 512),
+            (1, 4096),
+            (8, 4096),
+            (32, 4096),
+            (128, 4096),
+            (8, 65536),
+        ):
             if time.monotonic() > deadline:
                 return table
             shape = {"heads": heads, "kv_heads": 8, "dtype": dtype, "cache": cache}
             batch = make_batch(torch, [length] * sequences, None, **shape, block_size=size)
-            table.append(bench_row(torch, kvkernels, batch, shape))
+            # Peers compile for each shape, which takes longer than all that is timed.
+            with_peers = sequences in {8, 32}
+            table.append(bench_row(torch, kvkernels, batch, shape, with_peers=with_peers))
             table[-1] |= {"block_size": size, "sequences": sequences, "length": length}
             print(json.dumps(table[-1]), file=sys.stderr)
             del batch
@@ -215,8 +224,10 @@ def bench(torch: Any, kvkernels: Any, deadline: float) -> list[dict[str, Any]]:
     return table
 
 
-def bench_row(torch: Any, kvkernels: Any, batch: Batch, shape: dict[str, Any]) -> dict[str, Any]:
-    """Time one batch; SDPA takes part where its keys are 16-bit."""
+def bench_row(
+    torch: Any, kvkernels: Any, batch: Batch, shape: dict[str, Any], *, with_peers: bool
+) -> dict[str, Any]:
+    """Time one batch of decode; SDPA and the peers take part where keys are 16-bit."""
     attention = torch.nn.functional.scaled_dot_product_attention
     given = batch.arguments
     out = torch.empty_like(given["q"])
@@ -227,6 +238,7 @@ def bench_row(torch: Any, kvkernels: Any, batch: Batch, shape: dict[str, Any]) -
         "kvkernels": lambda: kvkernels.paged_attention(**given, out=out, workspace=workspace),
         "read": lambda: torch.sum(words, dtype=torch.int64, out=total),
     }
+    missing: dict[str, str] = {}
     if given["k_cache"].element_size() == 2:
         pairs = [gathered(batch, s) for s in range(len(given["seq_lens"]))]
         keys, values = (torch.stack([pair[i] for pair in pairs]) for i in range(2))
@@ -241,28 +253,74 @@ def bench_row(torch: Any, kvkernels: Any, batch: Batch, shape: dict[str, Any]) -
 
         calls["sdpa"] = lambda: attention(rows, keys, values, enable_gqa=True)
         calls["gather + sdpa"] = gather_first
+        others: dict[str, Callable[[], Any]] = {}
+        if with_peers:
+            from benchmarks.gpu.peers import peers  # noqa: PLC0415 -- found once the path is set
+
+            others, missing = peers(torch, given)
+        calls |= others
         calls["kvkernels"]()
-        error = (calls["sdpa"]().squeeze(2) - out).double().norm() / out.double().norm()
-        if not error < 2e-2:
-            raise SystemExit(f"results of kvkernels and SDPA differ by {float(error):.1e}")
+        for name in ("sdpa", *others):
+            require_equal(name, calls[name]().reshape(out.shape), out)
     times = dict(zip(calls, microseconds(torch, list(calls.values())), strict=True))
-    return shape | {"kv_bytes": batch.kv_bytes, "microseconds": times}
+    return shape | {"kv_bytes": batch.kv_bytes, "microseconds": times, "missing": missing}
+
+
+def bench_prefill(torch: Any, kvkernels: Any) -> list[dict[str, Any]]:
+    """Time whole prompts beside SDPA, flash where torch has it, on contiguous keys."""
+    table = []
+    for sequences, length in ((1, 4096), (4, 4096), (1, 16384)):
+        shape = {"heads": 32, "kv_heads": 8, "dtype": "bfloat16", "cache": "bfloat16"}
+        batch = make_batch(torch, [length] * sequences, [length] * sequences, **shape)
+        given = batch.arguments
+        pairs = [gathered(batch, s) for s in range(sequences)]
+        keys, values = (torch.stack([pair[i] for pair in pairs]) for i in range(2))
+        q = given["q"].unflatten(0, (sequences, length)).transpose(1, 2).contiguous()
+        out = torch.empty_like(given["q"])
+        workspace = torch.empty(1 << 27, dtype=torch.uint8, device="cuda")
+
+        def ours(given: Any = given, out: Any = out, workspace: Any = workspace) -> Any:
+            return kvkernels.paged_attention(**given, out=out, workspace=workspace)
+
+        def sdpa(q: Any = q, keys: Any = keys, values: Any = values) -> Any:
+            attention = torch.nn.functional.scaled_dot_product_attention
+            return attention(q, keys, values, is_causal=True, enable_gqa=True)
+
+        require_equal("sdpa", sdpa().transpose(1, 2).reshape(out.shape), ours())
+        mine, theirs = microseconds(torch, [ours, sdpa])
+        row = {"prefill": True, "sequences": sequences, "length": length, "block_size": 16}
+        table.append(shape | row | {"microseconds": {"kvkernels": mine, "sdpa": theirs}})
+        print(json.dumps(table[-1]), file=sys.stderr)
+    return table
+
+
+def require_equal(name: str, theirs: Any, ours: Any) -> None:
+    """End the script where another implementation has another result."""
+    error = (theirs - ours).double().norm() / ours.double().norm()
+    if not error < 2e-2:
+        raise SystemExit(f"results of kvkernels and {name} differ by {float(error):.1e}")
 
 
 def show(table: list[dict[str, Any]]) -> None:
-    """Print the table: time, bandwidth, and fractions of the probe in the same row."""
-    print(
-        f"{'heads':>5} {'cache':>14} {'block':>5} {'batch':>11} {'us':>8} {'GB/s':>6} of read  sdpa"
-    )
+    """Print the table: our time and bandwidth, the read probe's share, and how much longer others take."""
+    others = ("sdpa", "gather + sdpa", "flex attention", "triton", "flashinfer")
+    print(f"{'':38}{'us':>8} {'GB/s':>6} {'of read':>7} " + " ".join(f"{o:>14}" for o in others))
     for row in table:
         times = row["microseconds"]
-        mine, read = times["kvkernels"], times["read"]
-        beside = f"{times['sdpa'] / mine:5.1f}x" if "sdpa" in times else "    -"
-        print(
-            f"{row['heads']:2}/{row['kv_heads']:<2} {row['cache']:>14} {row['block_size']:>5}"
-            f" {row['sequences']:>4}x{row['length']:<6} {mine:>8.1f}"
-            f" {row['kv_bytes'] / mine / 1000:>6.0f} {read / mine:>7.0%} {beside}"
+        mine = times["kvkernels"]
+        name = "prefill" if row.get("prefill") else "decode"
+        bandwidth = f"{'':>6} {'':>7}"
+        if "read" in times:
+            bandwidth = f"{row['kv_bytes'] / mine / 1000:>6.0f} {times['read'] / mine:>7.0%}"
+        beside = " ".join(
+            f"{times[other] / mine:>13.2f}x" if other in times else f"{'-':>14}" for other in others
         )
+        print(
+            f"{name:7} {row['heads']:2}/{row['kv_heads']:<2} {row['cache']:>13} {row['block_size']:>2}"
+            f" {row['sequences']:>3}x{row['length']:<6} {mine:>8.1f} {bandwidth} {beside}"
+        )
+    for name, reason in sorted({pair for row in table for pair in row.get("missing", {}).items()}):
+        print(f"{name} did not run: {reason}")
 
 
 def main() -> int:
