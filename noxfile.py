@@ -272,10 +272,16 @@ def simulate(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def fuzz(session: nox.Session) -> None:
-    """Let hypothesis look for calls that break a rule: `nox -s fuzz -- --seed 1 --steps 200000`."""
+    """Look for calls that break a rule, or `-- server --cases 2000` for requests that do."""
+    name, *options = session.posargs or ["kvblocks"]
+    if name == "server":
+        install_packages(session, *groups("test", "clients", "oracles"))
+        session.chdir("packages/kvruntime")
+        session.run("python", "-m", "tests.fuzz_server", *options)
+        return
     install(session, "-e", "packages/kvblocks", *groups("test"))
     session.chdir("packages/kvblocks")
-    session.run("python", "-m", "tests.fuzz", *session.posargs)
+    session.run("python", "-m", "tests.fuzz", *(options if name == "kvblocks" else session.posargs))
 
 
 @nox.session(default=False)

@@ -121,6 +121,21 @@ def save_tokenizer(folder: Path) -> None:
     fast.save_pretrained(folder)
 
 
+def save_checkpoint(folder: Path, name: str = "llama") -> None:
+    """Save a checkpoint of `_TINY`, by transformers."""
+    config_class, changes = _TINY[name]
+    torch.manual_seed(sum(name.encode()))
+    model = hf.AutoModelForCausalLM.from_config(
+        config_class(**{**_SHAPE, **changes}), dtype=torch.float32
+    )
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            centre = 1.0 if key.endswith("norm.weight") else 0.0
+            parameter.normal_(centre, 0.2)
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
+
+
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return a function from a name in `_TINY` to a Hugging Face folder, made once a session."""
@@ -128,19 +143,8 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
 
     def make(name: str) -> Path:
         if name not in made:
-            config_class, changes = _TINY[name]
-            torch.manual_seed(sum(name.encode()))
-            model = hf.AutoModelForCausalLM.from_config(
-                config_class(**{**_SHAPE, **changes}), dtype=torch.float32
-            )
-            with torch.no_grad():
-                for key, parameter in model.named_parameters():
-                    centre = 1.0 if key.endswith("norm.weight") else 0.0
-                    parameter.normal_(centre, 0.2)
-            folder = tmp_path_factory.mktemp("tiny") / name
-            model.save_pretrained(folder)
-            save_tokenizer(folder)
-            made[name] = folder
+            made[name] = tmp_path_factory.mktemp("tiny") / name
+            save_checkpoint(made[name], name)
         return made[name]
 
     return make

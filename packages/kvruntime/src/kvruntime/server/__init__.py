@@ -17,6 +17,7 @@ from kvruntime.server.completions import completions
 from kvruntime.server.errors import exception_handlers
 from kvruntime.server.live import LiveBlocks
 from kvruntime.server.metrics import ServerMetrics, dashboard
+from kvruntime.server.openapi import openapi
 from kvruntime.server.page import page_routes
 from kvruntime.server.service import Service
 from kvruntime.server.settings import ServerSettings
@@ -31,6 +32,7 @@ routes: list[BaseRoute] = [
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
     Route("/health", health),
     Route("/ready", ready),
+    Route("/openapi.json", openapi),
 ]
 
 

@@ -17,10 +17,13 @@ __all__ = [
     "Completion",
     "CompletionChoice",
     "CompletionLogprobs",
+    "ErrorDetails",
+    "ErrorResponse",
     "FinishReason",
     "Model",
     "ModelList",
     "PromptDetails",
+    "State",
     "TokenLogprob",
     "TopLogprob",
     "Usage",
@@ -170,3 +173,25 @@ class ModelList(BaseModel):
 
     object: Literal["list"]
     data: list[Model]
+
+
+class State(BaseModel):
+    """How the engine is; `error` is what it failed with."""
+
+    status: str
+    error: str | None = None
+
+
+class ErrorDetails(BaseModel):
+    """What went wrong: `param` names the field, `code` the kind of error for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    """The body of an answer that is an error, and the data of a stream's last event."""
+
+    error: ErrorDetails
