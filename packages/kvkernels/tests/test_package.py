@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 import kvkernels
-from kvkernels import attention, cache, dtypes, errors, states
+from kvkernels import attention, cache, capabilities, dtypes, errors, plans, states
 
 
 def run_python(code: str) -> str:
@@ -56,7 +56,7 @@ def test_attention_needs_neither_torch_nor_cupy() -> None:
     )
 
 
-@pytest.mark.parametrize("module", [attention, cache, dtypes, states])
+@pytest.mark.parametrize("module", [attention, cache, capabilities, dtypes, plans, states])
 def test_examples_of_the_docstrings_run(module: ModuleType) -> None:
     found = doctest.testmod(module)
     assert found.attempted > 0

@@ -22,6 +22,7 @@
     ├── InvalidUsage         (ValueError)      options that contradict each other, or lack one
     ├── UnreadableFile       (OSError)         a file that cannot be opened or decoded
     ├── InvalidModelConfig   (ValueError)      a model's config.json that cannot be read
+    ├── InvalidReadings      (ValueError)      a file of measured readings that cannot be read
     ├── NothingLeft          (ValueError)      a memory whose other uses leave no room for a pool
     ├── InvalidTrace         (ValueError)      a file that is no trace, or a replay it cannot serve
     └── InvariantViolation   (AssertionError)  `check()` found a fault of this package
@@ -129,6 +130,10 @@ class UnreadableFile(KVBlocksError, OSError):
 
 class InvalidModelConfig(KVBlocksError, ValueError):
     """A model's config.json says how many keys and values its layers keep."""
+
+
+class InvalidReadings(KVBlocksError, ValueError):
+    """A file of readings that cannot be read, or that has none of what is asked for."""
 
 
 class NothingLeft(KVBlocksError, ValueError):

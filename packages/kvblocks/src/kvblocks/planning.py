@@ -1,12 +1,12 @@
 """What each block size means for given lengths and a given pool, and which one to take.
 
 Knows sequences that are there at the same time and share nothing. Does not know how they grow, what
-they share, or how fast a kernel reads blocks of a size: the recommendation says so.
+they share, or, unless it is told, how fast a kernel reads blocks of a size: the recommendation says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
@@ -22,10 +22,12 @@ from kvblocks.sizing import (
 
 # What paging is said to waste at most (Kwon et al., 2023, "near-zero"): above, a smaller block pays.
 ACCEPTABLE_WASTE = Fraction(4, 100)
-UNKNOWN = (
-    "how fast a kernel reads blocks of this size, what sequences share (small blocks find longer "
-    "common prefixes), and how far they grow"
+# Measured speeds that differ by less count as equal.
+EQUAL_SPEED = Fraction(5, 100)
+UNKNOWN_GROWTH = (
+    "what sequences share (small blocks find longer common prefixes), and how far they grow"
 )
+UNKNOWN = f"how fast a kernel reads blocks of this size, {UNKNOWN_GROWTH}"
 
 
 class WindowPart(NamedTuple):
@@ -183,12 +185,17 @@ class Recommendation(NamedTuple):
     reason: str
 
 
-def recommend(plans: Sequence[BlockPlan]) -> Recommendation:
+def recommend(
+    plans: Sequence[BlockPlan], speeds: Mapping[int, float] | None = None
+) -> Recommendation:
     """The largest block size that fits and wastes little; see `UNKNOWN`. `InvalidSize`.
 
     Large blocks make short tables and long stretches for kernels, small ones waste less: so the largest
     whose waste is acceptable, or else the one that wastes least. Where none fits, the one that is
     short by least.
+
+    `speeds`, by block size and in any unit, say how fast a kernel reads: among sizes whose waste is
+    acceptable the smallest of those that are about as fast as the fastest.
 
     >>> lengths = [17, 31, 32, 33]
     >>> plans = [plan_blocks(lengths, b, bytes_per_token=2**17, pool_bytes=2**24) for b in (8, 16, 32)]
@@ -208,11 +215,15 @@ def recommend(plans: Sequence[BlockPlan]) -> Recommendation:
     elif len(fitting) == 1:
         best, reason = fitting[0], "the only one of these that fits"
     elif low := [plan for plan in fitting if plan.tail_waste_ratio <= ACCEPTABLE_WASTE]:
+        that = f"that {'fits and ' if has_pool else ''}leaves at most {percent} of its slots empty"
+        measured = {plan.block_size: speed for plan in low if (speed := _of(plan, speeds))}
+        if measured:
+            least = max(measured.values()) * float(1 - EQUAL_SPEED)
+            size = min(size for size, speed in measured.items() if speed >= least)
+            reason = f"the smallest {that} and reads within 5 % as fast as the fastest of these"
+            return Recommendation(size, reason)
         best = max(low, key=lambda plan: plan.block_size)
-        reason = (
-            f"the largest that {'fits and ' if has_pool else ''}leaves at most {percent} of its slots "
-            "empty: large blocks make short tables and long stretches to read"
-        )
+        reason = f"the largest {that}: large blocks make short tables and long stretches to read"
     else:
         best = min(fitting, key=lambda plan: (plan.tail_waste_ratio, -plan.block_size))
         reason = (
@@ -220,3 +231,7 @@ def recommend(plans: Sequence[BlockPlan]) -> Recommendation:
             "and this one leaves least"
         )
     return Recommendation(best.block_size, reason)
+
+
+def _of(plan: BlockPlan, speeds: Mapping[int, float] | None) -> float | None:
+    return None if speeds is None else speeds.get(plan.block_size)

@@ -25,7 +25,8 @@ from kvblocks.cli.plan_text import (
 )
 from kvblocks.contiguous import Segment, fragmentation
 from kvblocks.errors import InvalidUsage
-from kvblocks.planning import BlockPlan, ContiguousPlan, plan_blocks, plan_contiguous
+from kvblocks.planning import BlockPlan, ContiguousPlan, plan_blocks, plan_contiguous, recommend
+from kvblocks.readings import read_readings
 from kvblocks.sizing import locate, packed_shapes
 from kvblocks.units import parse_bytes, parse_count, parse_share
 
@@ -46,6 +47,8 @@ def add_parser(commands: "Subparsers[Any]") -> None:
             "      --pool 16MiB --lengths 17,31,32,33 --block-size 8,16,32\n"
             "  kvblocks plan --config config.json --gpu-memory 80GiB --weights 16GB \\\n"
             "      --workspace 2GiB --reserve 1GiB --utilization 0.9 --lengths-from lengths.txt\n"
+            "  kvkernels bench --block-sizes 8,16,32,64,128 --json > bench.json\n"
+            "  kvblocks plan --config config.json --lengths-from lengths.txt --bench bench.json\n"
             "  kvblocks plan --fragmentation 128MiB,used,128MiB,64MiB --request 256MiB"
         ),
     )
@@ -114,6 +117,11 @@ def _add_sequences(parser: argparse.ArgumentParser) -> None:
         help="tokens a block (default: 8,16,32,64,128)",
     )
     group.add_argument(
+        "--bench",
+        metavar="FILE",
+        help="how fast blocks of each size are read: what `kvkernels bench --json` printed",
+    )
+    group.add_argument(
         "--contiguous",
         type=listed(parse_length),
         metavar="N,N,...",
@@ -179,14 +187,27 @@ def _plan(
         )
         for size in options.block_size
     ]
-    answer = {
+    answer: dict[str, Any] = {
         "bytes_per_token": model.bytes_per_token,
         "pool_bytes": memory.pool_bytes,
         "pool_slots": memory.pool_bytes and memory.pool_bytes // model.bytes_per_token,
         "useful_tokens": sum(lengths),
         "block_sizes": [_as_json(plan) for plan in plans],
     }
-    text = show_plan(model, memory, lengths, plans, width)
+    readings = None if options.bench is None else read_readings(options.bench, model.dtype)
+    if readings is not None:
+        if not lengths:
+            raise InvalidUsage("--bench needs --lengths: the sequences that a choice is for")
+        best = recommend(plans, readings.shares)
+        answer["readings"] = {
+            "dtype": readings.dtype,
+            "num_threads": readings.num_threads,
+            "batch": readings.batch,
+            "context": readings.context,
+            "block_sizes": [reading._asdict() for reading in readings.sizes],
+        }
+        answer["recommended"] = best._asdict()
+    text = show_plan(model, memory, lengths, plans, width, readings=readings)
     if options.contiguous is not None:
         if not lengths:
             raise InvalidUsage("--contiguous needs --lengths: the sequences that it is asked of")

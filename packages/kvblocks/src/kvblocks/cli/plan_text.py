@@ -10,7 +10,14 @@ from kvblocks.cli.plan_inputs import Memory, Model
 from kvblocks.cli.tables import render_pairs, render_table, render_text
 from kvblocks.contiguous import Fragmentation
 from kvblocks.model_config import LayerCache
-from kvblocks.planning import UNKNOWN, BlockPlan, ContiguousPlan, recommend
+from kvblocks.planning import (
+    UNKNOWN,
+    UNKNOWN_GROWTH,
+    BlockPlan,
+    ContiguousPlan,
+    recommend,
+)
+from kvblocks.readings import Readings
 from kvblocks.units import format_bytes, format_decimal_bytes
 
 
@@ -20,6 +27,8 @@ def show_plan(
     lengths: Sequence[int],
     plans: Sequence[BlockPlan],
     width: int | None,
+    *,
+    readings: Readings | None = None,
 ) -> str:
     """The whole answer; without lengths, what each block is and how many the pool has."""
     parts = [render_pairs(_givens(model, memory, lengths))]
@@ -30,7 +39,11 @@ def show_plan(
         at_most = "A sequence leaves at most block size - 1 slots empty."
         parts.append(render_text(at_most, width))
         parts.append(render_table(_TABLES, [_tables_row(plan) for plan in plans], width))
-        parts.append(render_text(_recommendation(plans), width))
+        if readings is not None:
+            rows = [_reading_row(plan, readings) for plan in plans]
+            parts.append(render_table(_READINGS, rows, width))
+            parts.append(render_text(_about(readings), width))
+        parts.append(render_text(_recommendation(plans, readings), width))
     else:
         rows = [_block_row(plan.block_size, model, memory) for plan in plans]
         parts.append(render_table(_BLOCKS, rows, width))
@@ -155,6 +168,7 @@ def _budget(memory: Memory) -> list[tuple[str, str]]:
 
 
 _PLAN = ("block size", "blocks", "slots", "memory", "tail waste", "%", "fits")
+_READINGS = ("block size", "tail waste, %", "of the read, %", "GB/s")
 _TABLES = ("block size", "table entries", "table bytes", "of memory", "%")
 _CONTIGUOUS = ("in one piece", "slots", "memory", "over-allocated", "rounding", "moved")
 _WAYS = {"reserve": "{:,} reserved", "pow2": "power of two", "grow": "grown by {:,}"}
@@ -200,8 +214,32 @@ def _block_row(block_size: int, model: Model, memory: Memory) -> list[str]:
     return [*row, f"{count:,}", format_bytes(rest)]
 
 
-def _recommendation(plans: Sequence[BlockPlan]) -> str:
-    size, reason = recommend(plans)
+def _reading_row(plan: BlockPlan, readings: Readings) -> list[str]:
+    found = [one for one in readings.sizes if one.block_size == plan.block_size]
+    waste = f"{100 * plan.tail_waste_ratio:.2f}"
+    if not found:
+        return [f"{plan.block_size:,}", waste, "not measured", ""]
+    return [
+        f"{plan.block_size:,}",
+        waste,
+        f"{100 * found[0].share:.0f}",
+        f"{found[0].gb_per_s:.1f}",
+    ]
+
+
+def _about(readings: Readings) -> str:
+    threads = "1 thread" if readings.num_threads == 1 else f"{readings.num_threads} threads"
+    return (
+        f"Measured with {readings.batch:,} sequences of {readings.context:,} tokens in "
+        f"{readings.dtype} on {threads}, as a share of a read in one line."
+    )
+
+
+def _recommendation(plans: Sequence[BlockPlan], readings: Readings | None) -> str:
+    speeds = None if readings is None else readings.shares
+    size, reason = recommend(plans, speeds)
+    is_known = speeds is not None and size in speeds
+    unknown = UNKNOWN_GROWTH if is_known else UNKNOWN
     best = next(plan for plan in plans if plan.block_size == size)
     larger = min(
         (plan for plan in plans if plan.block_size > size),
@@ -212,7 +250,7 @@ def _recommendation(plans: Sequence[BlockPlan]) -> str:
     if larger is not None:
         ratio = best.table_entries / larger.table_entries
         tables = f" Its tables have {ratio:.2f}x the entries of those of {larger.block_size:,}."
-    return f"Recommended: blocks of {size:,}, {reason}.{tables} Not known here: {UNKNOWN}."
+    return f"Recommended: blocks of {size:,}, {reason}.{tables} Not known here: {unknown}."
 
 
 def _exact(num_bytes: int) -> str:

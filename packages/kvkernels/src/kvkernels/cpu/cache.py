@@ -4,6 +4,7 @@ It knows no rule about shapes and slots.
 """
 # ruff: noqa: PLR0917  # Numba takes arguments by position
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -52,23 +53,6 @@ def _write(
                 target += cache_steps[3]
 
 
-def write(name: str, tokens: Array, cache: CacheView, slot_mapping: Array) -> None:
-    """Copy tokens [T, Hkv, D], of the cache's dtype, to their slots."""
-    bits = np.dtype(f"u{tokens.itemsize}")
-    source, source_steps = flatten(name, tokens.view(bits))
-    target, target_steps, part = cache.flatten()
-    item = from_dtype(bits)
-    arguments = (
-        *(items(item), ints(2), items(item, writable=True), ints(4)),
-        *(INT, INT64_1D, INT, INT, INT),
-    )
-    _, num_kv_heads, block_size, head_dim = cache.shape
-    kernel(_write, arguments)(
-        *(source, source_steps, target.view(bits), target_steps, part),
-        *(slot_mapping, num_kv_heads, block_size, head_dim),
-    )
-
-
 def _read(
     tokens: Array,
     cache: Array,
@@ -91,17 +75,49 @@ def _read(
                 target += part
 
 
-def read(cache: CacheView, slot_mapping: Array, tokens: Array) -> None:
-    """Copy slots, none of them -1, to tokens [T, Hkv, D], C-contiguous and of the cache's dtype."""
-    bits = np.dtype(f"u{tokens.itemsize}")
-    source, source_steps, part = cache.flatten()
-    item = from_dtype(bits)
+def _writer(item: Any) -> Callable[..., Any]:
+    """Return `_write` for items of a Numba type; the first call compiles or loads it."""
+    arguments = (
+        *(items(item), ints(2), items(item, writable=True), ints(4)),
+        *(INT, INT64_1D, INT, INT, INT),
+    )
+    return kernel(_write, arguments)
+
+
+def _reader(item: Any) -> Callable[..., Any]:
+    """Return `_read` likewise."""
     arguments = (
         *(items(item, writable=True), items(item), ints(4)),
         *(INT, INT64_1D, INT, INT, INT),
     )
+    return kernel(_read, arguments)
+
+
+def prepare(num_bytes: int) -> None:
+    """Compile or load what moves items of so many bytes."""
+    item = from_dtype(np.dtype(f"u{num_bytes}"))
+    _writer(item)
+    _reader(item)
+
+
+def write(name: str, tokens: Array, cache: CacheView, slot_mapping: Array) -> None:
+    """Copy tokens [T, Hkv, D], of the cache's dtype, to their slots."""
+    bits = np.dtype(f"u{tokens.itemsize}")
+    source, source_steps = flatten(name, tokens.view(bits))
+    target, target_steps, part = cache.flatten()
     _, num_kv_heads, block_size, head_dim = cache.shape
-    kernel(_read, arguments)(
+    _writer(from_dtype(bits))(
+        *(source, source_steps, target.view(bits), target_steps, part),
+        *(slot_mapping, num_kv_heads, block_size, head_dim),
+    )
+
+
+def read(cache: CacheView, slot_mapping: Array, tokens: Array) -> None:
+    """Copy slots, none of them -1, to tokens [T, Hkv, D], C-contiguous and of the cache's dtype."""
+    bits = np.dtype(f"u{tokens.itemsize}")
+    source, source_steps, part = cache.flatten()
+    _, num_kv_heads, block_size, head_dim = cache.shape
+    _reader(from_dtype(bits))(
         *(tokens.view(bits).reshape(-1), source.view(bits), source_steps, part),
         *(slot_mapping, num_kv_heads, block_size, head_dim),
     )

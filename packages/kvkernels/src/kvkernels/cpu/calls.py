@@ -13,7 +13,6 @@ from kvkernels import arguments
 from kvkernels.arguments import AttentionCall, WriteCall
 from kvkernels.arrays import FLOAT32, Array, require, require_writable
 from kvkernels.cpu import cache, merge, steps, threads, values, workspace
-from kvkernels.cpu.steps import Sizes
 from kvkernels.dtypes import FLOAT32 as FLOAT32_DTYPE
 from kvkernels.dtypes import LARGEST, Dtype, from_float32, to_float32
 from kvkernels.errors import ArgumentError, DtypeError, ShapeError
@@ -39,6 +38,21 @@ from kvkernels.layouts import (
 
 def paged_attention(call: AttentionCall) -> Any:
     """Do what the public `paged_attention` says, and a cascade with `num_shared_tokens`."""
+    layer, results = view_layer_call(call)
+    batch = view_batch(call.block_table, call.seq_lens, call.cu_seqlens_q, layer.q.shape[0])
+    num_blocks, _, block_size, _ = layer.caches.shape
+    if arguments.is_debugging(call.debug):
+        check_overlaps(call)
+    values.check_batch(batch, layer.q.shape[0], num_blocks, block_size, layer.options.window_left)
+    if call.num_shared_tokens:
+        values.check_shared(batch, call.num_shared_tokens, block_size)
+    num_threads = threads.get_num_threads()
+    step = steps.cut_step(batch, layer.sizes, layer.options, call.num_shared_tokens, num_threads)
+    return attend(call, step, layer, results)
+
+
+def view_layer_call(call: AttentionCall) -> tuple[steps.Layer, Results]:
+    """View and check all of a call but its batch; q keeps its dtype."""
     _refuse_stream(call.stream, call.q)
     q, q_dtype = require_rows("q", call.q, "T, Hq, D")
     caches = view_layer(call.k_cache, call.v_cache, call.k_scale, call.v_scale, call.kv_dtype)
@@ -46,54 +60,31 @@ def paged_attention(call: AttentionCall) -> Any:
     options = arguments.check_options(call, q.shape[2])
     slopes = view_heads("alibi_slopes", call.alibi_slopes, q.shape[1])
     sinks = view_heads("sinks", call.sinks, q.shape[1])
-    batch = view_batch(call.block_table, call.seq_lens, call.cu_seqlens_q, q.shape[0])
     results = view_results(call.out, call.lse, q.shape, q_dtype)
-    num_blocks, num_kv_heads, block_size, head_dim = caches.shape
-    if arguments.is_debugging(call.debug):
-        check_overlaps(call)
-    values.check_batch(batch, q.shape[0], num_blocks, block_size, options.window_left)
-    if call.num_shared_tokens:
-        values.check_shared(batch, call.num_shared_tokens, block_size)
-    sizes = Sizes(q.shape[1], num_kv_heads, head_dim, block_size)
-    num_threads = threads.get_num_threads()
-    step = steps.cut_step(batch, sizes, options, call.num_shared_tokens, num_threads)
-    shapes = step.shapes(sizes) | scratch_shapes(q, results)
-    memory = workspace.share_out(call.workspace, shapes)
-    attend(step, steps.Layer(q, caches, options, slopes, sinks), results, memory)
-    return answer(call, results, memory)
+    return steps.Layer(q, caches, options, slopes, sinks), results
 
 
-def scratch_shapes(q: Array, results: Results) -> dict[str, tuple[int, ...]]:
-    """Return the float32 arrays in which a call computes what it is given or asked for otherwise."""
-    shapes: dict[str, tuple[int, ...]] = {}
+def attend(call: AttentionCall, step: steps.Step, layer: steps.Layer, results: Results) -> Any:
+    """Attend in the workspace of a checked call; returns what the call returns."""
+    shapes = step.shapes(layer.sizes)
     if results.lse is None:
-        shapes["lse"] = q.shape[:2]
+        shapes["lse"] = layer.q.shape[:2]
     if results.dtype is not FLOAT32_DTYPE:
-        shapes |= {"q": q.shape, "out": q.shape}
-    return shapes
-
-
-def attend(
-    step: steps.Step, layer: steps.Layer, results: Results, memory: dict[str, Array]
-) -> None:
-    """Write attention to `results`; the layer's q has the dtype of these."""
+        shapes |= {"q": layer.q.shape, "out": layer.q.shape}
+    memory = workspace.share_out(call.workspace, shapes)
     layer = replace(layer, q=to_float32(layer.q, results.dtype, memory.get("q")))
-    out = memory.get("out", results.out)
+    floats = memory.get("out", results.out)
     lse = memory["lse"] if results.lse is None else results.lse
-    steps.attend(step, layer, memory, steps.Outputs(out, lse))
-    if out is not results.out:
-        results.out[...] = from_float32(out, results.dtype)
-
-
-def answer(call: AttentionCall, results: Results, memory: dict[str, Array]) -> Any:
-    """Return the objects that were passed, else the new arrays."""
+    steps.attend(step, layer, memory, steps.Outputs(floats, lse))
+    if floats is not results.out:
+        results.out[...] = from_float32(floats, results.dtype)
     out = results.out if call.out is None else call.out
     if not call.return_lse:
         return out
     if call.lse is not None:
         return out, call.lse
     # A workspace is the caller's, who may write to it.
-    return out, memory["lse"] if call.workspace is None else memory["lse"].copy()
+    return out, lse if call.workspace is None else lse.copy()
 
 
 def write_kv(call: WriteCall) -> None:

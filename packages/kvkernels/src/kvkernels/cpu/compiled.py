@@ -28,18 +28,26 @@ OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 _UNCOUNTED: dict[str, Any] = OPTIONS | {"_nrt": False}
 SUFFIX = ".kernel"
 
+# What compiles or loads the kernels that are the same for every call, by name.
+PREPARE: dict[str, Callable[[], object]] = {}
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+# Modules beside this one of which nothing is compiled.
+WITHOUT_KERNELS = {"calls.py", "steps.py", "threads.py", "values.py", "warm.py", "workspace.py"}
+
+
 @cache
-def _environment() -> bytes:
+def _environment() -> str:
     """Everything that all variants depend on: our sources, and who compiles them."""
     digest = hashlib.sha256()
     for version in (sys.version, np.__version__, numba.__version__, llvmlite.__version__):
         digest.update(version.encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.digest()
+        if path.name not in WITHOUT_KERNELS:
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 class _KernelFiles:
@@ -49,8 +57,8 @@ class _KernelFiles:
         self._folder, self._name = Path(folder), name
 
     def path(self, key: object) -> Path:
-        digest = hashlib.sha256(_environment() + repr(key).encode()).hexdigest()
-        return self._folder / f"{self._name}-{digest[:32]}{SUFFIX}"
+        digest = hashlib.sha256(f"{_environment()} {key!r}".encode()).hexdigest()
+        return self._folder / f"{self._name}-{_environment()[:8]}-{digest[:32]}{SUFFIX}"
 
     def load(self, key: object) -> Any:
         try:
@@ -77,7 +85,9 @@ class _KernelCache(FunctionCache):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)  # type: ignore[no-untyped-call]  # Numba's
-        self._cache_file: Any = _KernelFiles(self.cache_path, f"kvkernels-{function.__name__}")
+        self._cache_file: Any = _KernelFiles(
+            self.cache_path, f"kvkernels-{function.__name__.strip('_')}"
+        )
 
 
 def _warn(error: Exception) -> None:
@@ -122,6 +132,20 @@ def compiled(*arguments: Any) -> Callable[[Callable[..., Any]], Callable[..., An
         def call(*values: Any) -> Any:
             return kernel(function, arguments)(*values)
 
+        PREPARE[function.__name__.strip("_")] = lambda: kernel(function, arguments)
         return call
 
     return decorate
+
+
+def cache_folder(function: Callable[..., Any]) -> Path | None:
+    """Return where the machine code of a function would lie; None if no folder can be written to."""
+    try:
+        return Path(_KernelCache(function).cache_path)
+    except RuntimeError:
+        return None
+
+
+def is_current(path: Path) -> bool:
+    """Whether a file was compiled from these sources, by these versions."""
+    return f"-{_environment()[:8]}-" in path.name

@@ -124,6 +124,12 @@ class Layer:
     alibi_slopes: Array | None
     sinks: Array | None
 
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes of this attention."""
+        _, num_kv_heads, block_size, head_dim = self.caches.shape
+        return Sizes(self.q.shape[1], num_kv_heads, head_dim, block_size)
+
 
 class Outputs(NamedTuple):
     """Where results go, float32 and C-contiguous: out [T, Hq, D] and lse [T, Hq]."""

@@ -15,7 +15,7 @@ from kvkernels.errors import ArgumentError
 _VARIABLES = ("KVKERNELS_NUM_THREADS", "OMP_NUM_THREADS")
 
 
-def _num_cpus() -> int:
+def num_processors() -> int:
     """Return how many processors this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -27,7 +27,7 @@ def _from_environment() -> int:
         value = os.environ.get(name, "")
         if value.isdigit() and int(value) > 0:
             return int(value)
-    return _num_cpus()
+    return num_processors()
 
 
 class _Team:

@@ -2,20 +2,26 @@
 
 It knows addresses and bytes. Slowing it flatters attention: a change that makes a probe slower is a bug.
 """
+# ruff: noqa: PLR0917  # Numba takes arguments by position
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from kvkernels.cpu.compiled import compiled
+from kvkernels.cpu.signatures import COUNTER, INT, INT32_2D
 from kvkernels.cpu.work import take
 
 _LINE = 64
 _AT_ONCE = 8  # lines in a pass, each with a sum of its own
 _FLOATS = ir.VectorType(ir.FloatType(), _LINE // 4)
+# Numba leaves it untyped.
+_alloca: Callable[..., Any] = cgutils.alloca_once
 _I64, _I32, _I8 = ir.IntType(64), ir.IntType(32), ir.IntType(8)
 
 
@@ -25,7 +31,7 @@ def _read(_context: Any, _address: Any, _num_bytes: Any, _ahead: Any) -> Any:
 
     def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         address, num_bytes, ahead = arguments
-        sums = [cgutils.alloca_once(builder, _FLOATS) for _ in range(_AT_ONCE)]
+        sums = [_alloca(builder, _FLOATS) for _ in range(_AT_ONCE)]
         for place in sums:
             builder.store(ir.Constant(_FLOATS, [0.0] * (_LINE // 4)), place)
         kind = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
@@ -52,8 +58,8 @@ def _read(_context: Any, _address: Any, _num_bytes: Any, _ahead: Any) -> Any:
 read: Any = _read
 
 
-@njit(nogil=True)
-def linear(address: int, num_bytes: int, num_parts: int, next_part: Any) -> float:
+@compiled(INT, INT, INT, COUNTER)
+def linear(address: int, num_bytes: int, num_parts: int, next_part: Any) -> Any:
     """Read a stretch of memory, part by part, with whoever shares `next_part`."""
     total = np.float32(0)
     size = num_bytes // num_parts
@@ -65,10 +71,10 @@ def linear(address: int, num_bytes: int, num_parts: int, next_part: Any) -> floa
         total += read(start, size, start + 4096)
 
 
-@njit(nogil=True)
-def in_order(  # noqa: PLR0917  # Numba takes arguments by position
+@compiled(INT, INT, INT32_2D, INT, INT, COUNTER)
+def in_order(
     keys: int, values: int, block_table: Any, block_bytes: int, run_bytes: int, next_sequence: Any
-) -> float:
+) -> Any:
     """Read what attention reads, in its order: the blocks of a sequence, head by head, key and value."""
     total = np.float32(0)
     num_blocks = block_table.shape[1]
