@@ -32,6 +32,7 @@ LAZY = {
     "layer_kinds",
     "model_config",
     "planning",
+    "readings",
     "recording",
     "replay",
     "report",

@@ -21,6 +21,7 @@ from kvkernels import (
     workspace_size,
 )
 from kvkernels.arrays import Array
+from kvkernels.cuda import launch
 from kvkernels.dtypes import BFLOAT16, from_float32
 
 MakeBatch = Callable[..., dict[str, Any]]
@@ -207,11 +208,31 @@ def test_support_is_told_with_the_rule_that_is_broken(asked: dict[str, Any], rea
 
 
 def test_cuda_is_supported_only_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kvkernels.capabilities, "why_no_gpu", lambda: "CUDA is not available: no")
+    monkeypatch.setattr(launch, "why_no_gpu", lambda: "CUDA is not available: no")
     assert supports(device="cuda").reason == "CUDA is not available: no"
-    monkeypatch.setattr(kvkernels.capabilities, "why_no_gpu", lambda: "")
+    monkeypatch.setattr(launch, "why_no_gpu", lambda: "")
     assert supports(device="cuda")
     assert supports(device="cuda", num_splits=2).reason.startswith("num_splits and num_shared")
+
+
+def test_workspaces_of_other_devices_are_told_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: dict[str, Any] = {"num_heads": 8, "num_kv_heads": 2, "head_dim": 64, "block_size": 16}
+    limits |= {"max_num_rows": 4, "max_seq_len": 1024}
+    with pytest.raises(ArgumentError, match=r"^device must be 'cpu' or 'cuda', got 'tpu'$"):
+        workspace_size(**limits, device="tpu")
+    monkeypatch.setattr(launch, "why_no_gpu", lambda: "CUDA is not available: no")
+    with pytest.raises(ArgumentError, match=r"^CUDA is not available: no$"):
+        workspace_size(**limits, device="cuda")
+    with pytest.raises(ArgumentError, match=r"must be positive, got 0, 16, 4, 1024$"):
+        workspace_size(**limits | {"head_dim": 0})
+
+    class OneDevice:
+        num_multiprocessors = 132
+
+    monkeypatch.setattr(launch, "why_no_gpu", lambda: "")
+    monkeypatch.setattr(launch, "launcher_of", lambda _: OneDevice())
+    few, many = (workspace_size(**limits | {"max_num_rows": n}, device="cuda") for n in (4, 400))
+    assert 0 < few < many
 
 
 def test_warmup_says_what_it_does_and_leaves_nothing_to_compile() -> None:

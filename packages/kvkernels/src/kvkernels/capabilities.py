@@ -1,17 +1,16 @@
 """What can be computed where, and compiling it ahead. It knows dtypes and limits, and no kernel."""
 
-import importlib.util
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvkernels.arguments import check_group
+from kvkernels.cuda import launch
 from kvkernels.dtypes import ALIASES, BY_NAME, CACHE_DTYPES, LARGEST, QUERY_DTYPES, Dtype
 from kvkernels.errors import ArgumentError, KVKernelsError
 
 MAX_HEAD_DIM_ON_GPU = 256
 LAYOUTS = ("HND", "NHD", "x-packed")
-_NEEDS_CUPY = "arrays in GPU memory need CuPy: pip install 'kvkernels[cuda13]' or '[cuda12]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,22 +99,9 @@ def _check_gpu(cache: Dtype, head_dim: int, layout: str, *, has_token_scales: bo
     if has_token_scales and cache.name not in LARGEST:
         rule = f"scales for each token need a cache of {' or '.join(LARGEST)}"
         raise ArgumentError(f"{rule}, got {cache.name}")
-    missing = why_no_gpu()
+    missing = launch.why_no_gpu()
     if missing:
         raise ArgumentError(missing)
-
-
-def why_no_gpu() -> str:
-    """Say why nothing can be computed on a GPU; empty where it can."""
-    if importlib.util.find_spec("cupy") is None:
-        return f"{_NEEDS_CUPY}, got none"
-    import cupy  # noqa: PLC0415  # most callers have no GPU
-
-    try:
-        num_devices = int(cupy.cuda.runtime.getDeviceCount())
-    except Exception as error:  # noqa: BLE001  # drivers fail in many ways, and all mean no
-        return f"CUDA is not available: {error}"
-    return "" if num_devices else "CUDA is not available: there is no device"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvkernels.arguments import AttentionCall, check_group, check_options
-from kvkernels.capabilities import why_no_gpu
+from kvkernels.cuda import launch, plan
 from kvkernels.errors import ArgumentError, ShapeError
 from kvkernels.inputs import Batch, view_batch
 
@@ -76,10 +76,9 @@ def workspace_size(
             num_threads=threads.get_num_threads(),
         )
         return workspace.num_bytes(shapes)
-    if device != "cuda" or why_no_gpu():
-        raise ArgumentError(why_no_gpu() or f"device must be 'cpu' or 'cuda', got {device!r}")
-    from kvkernels.cuda import launch, plan  # noqa: PLC0415  # most callers have no GPU
-
+    if device != "cuda" or launch.why_no_gpu():
+        missing = "" if device != "cuda" else launch.why_no_gpu()
+        raise ArgumentError(missing or f"device must be 'cpu' or 'cuda', got {device!r}")
     return max(
         plan.size_of(
             max_sequences=max_num_rows if max_num_seqs is None else max_num_seqs,

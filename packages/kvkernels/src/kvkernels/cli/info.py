@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from kvkernels._version import __version__
-from kvkernels.capabilities import why_no_gpu
 from kvkernels.cli.parser import Parser, Subparsers
+from kvkernels.cuda import launch
 
 _PACKAGES = ("numpy", "numba", "llvmlite", "cupy-cuda12x", "cupy-cuda13x")
 
@@ -69,8 +69,6 @@ def _summary(found: dict[str, Any]) -> str:
 
 def gather() -> dict[str, Any]:
     """Return what is known, as JSON."""
-    import llvmlite.binding as llvm  # noqa: PLC0415  # importing Numba is slow
-
     from kvkernels.cpu import threads, vectors, warm  # noqa: PLC0415  # importing Numba is slow
 
     folder, files, num_others = warm.cached()
@@ -79,12 +77,12 @@ def gather() -> dict[str, Any]:
         "python": sys.version.split()[0],
         "packages": {name: found for name in _PACKAGES if (found := _version_of(name))},
         "system": platform.platform(),
-        "processor": f"{platform.machine()}, {llvm.get_host_cpu_name()}",
+        "processor": f"{platform.machine()}, {warm.processor()}",
         "num_processors": threads.num_processors(),
         "num_threads": threads.get_num_threads(),
         "vector_floats": vectors.WIDTH,
         "vector_bits": 32 * vectors.WIDTH,
-        "gpu": why_no_gpu() or None,
+        "gpu": launch.why_no_gpu() or None,
         "compiled_folder": None if folder is None else os.fspath(folder),
         "num_compiled_by_other_versions": num_others,
         "compiled": [

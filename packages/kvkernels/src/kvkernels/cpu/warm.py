@@ -4,6 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import llvmlite.binding as llvm
+
 from kvkernels.cpu import attention, cache, merge, values, work
 from kvkernels.cpu.compiled import PREPARE, SUFFIX, cache_folder, is_current
 from kvkernels.dtypes import Dtype
@@ -31,3 +33,8 @@ def cached() -> tuple[Path | None, list[Path], int]:
     files = [] if folder is None else sorted(folder.glob(f"kvkernels-*{SUFFIX}"))
     current = [path for path in files if is_current(path)]
     return folder, current, len(files) - len(current)
+
+
+def processor() -> str:
+    """Return for which processor kernels are compiled, as LLVM calls it."""
+    return str(llvm.get_host_cpu_name())

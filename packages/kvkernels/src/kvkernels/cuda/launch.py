@@ -19,13 +19,26 @@ _OPTIONS = ("-std=c++17",)
 _FREE_SHARED_BYTES = 48 * 1024
 
 
+_NEEDS_CUPY = "arrays in GPU memory need CuPy: pip install 'kvkernels[cuda13]' or '[cuda12]'"
+
+
 def _cupy() -> Any:
     try:
         import cupy  # noqa: PLC0415  # only calls with arrays on a GPU need it
     except ImportError as error:
-        rule = "arrays in GPU memory need CuPy: pip install 'kvkernels[cuda13]' or '[cuda12]'"
-        raise ArrayError(f"{rule}, got {error}") from error
+        raise ArrayError(f"{_NEEDS_CUPY}, got {error}") from error
     return cupy
+
+
+def why_no_gpu() -> str:
+    """Say why nothing can be computed on a GPU; empty where it can."""
+    try:
+        num_devices = int(_cupy().cuda.runtime.getDeviceCount())
+    except ArrayError:
+        return f"{_NEEDS_CUPY}, got none"
+    except Exception as error:  # noqa: BLE001  # drivers fail in many ways, and all mean no
+        return f"CUDA is not available: {error}"
+    return "" if num_devices else "CUDA is not available: there is no device"
 
 
 class CupyLauncher:
