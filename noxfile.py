@@ -73,7 +73,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run all tests: each package's own, and the packages together."""
-    install_packages(session, *groups("test", "build", "clients", "oracles", "nvrtc"))
+    install_packages(session, *groups("test", "build", "clients", "docs", "oracles", "nvrtc"))
     install_smollm2(session)
     session.run("pytest", *session.posargs)
 
@@ -122,7 +122,9 @@ def docs(session: nox.Session) -> None:
     """Build the site into docs/_build/html; a warning is an error."""
     install_packages(session, *groups("docs"))
     target = ROOT / "docs" / "_build" / "html"
-    session.run("sphinx-build", "-W", "-n", "--keep-going", "-E", "docs", str(target))
+    doctrees = str(target.parent / "doctrees")
+    options = ("-W", "-n", "--keep-going", "-E", "-d", doctrees)
+    session.run("sphinx-build", *options, "docs", str(target))
     session.log(f"open {target / 'index.html'}")
 
 

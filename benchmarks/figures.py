@@ -352,6 +352,7 @@ def attention_cpu_shares() -> str:
             f"{row['attention_gb_per_s']:.0f} GB/s",
         ]
         for row in result("attention-cpu")["rows"]
+        if row["block_size"] == 16
     ]
     head = ["dtype", "batch", "context", "threads"]
     return table([*head, "of a same-order read", "of a linear read", "attention"], rows)

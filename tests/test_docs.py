@@ -161,3 +161,13 @@ def test_the_readme_of_a_package_stands_alone(package: str) -> None:
     """An index of packages shows it without the repository: links in it lead nowhere."""
     text = (ROOT / "packages" / package / "README.md").read_text("utf-8")
     assert not re.findall(r"\]\((?!https?://)[^)]*\)", text)
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    if importlib.util.find_spec("sphinx") is None:
+        pytest.skip("sphinx is not installed")
+    options = ("-W", "-n", "--keep-going", "-E", "-q", "-d", str(tmp_path / "doctrees"))
+    command = [sys.executable, "-m", "sphinx", *options, str(ROOT / "docs"), str(tmp_path / "html")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "html" / "llms.txt").exists()

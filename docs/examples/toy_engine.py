@@ -1,10 +1,10 @@
-"""An engine in sixty lines on `kvblocks` alone: batches, chunks, prefix cache, samples, preemption.
+"""An engine in some sixty lines on `kvblocks` alone: batches, chunks, prefix cache, samples, preemption.
 
 Its model is arithmetic, its memory one number a slot, so that a wrong block is a wrong answer: a token
 follows from all tokens before it, and they are read through the block table.
 """
 
-# %% The engine.
+# %% The model.
 from collections import deque
 
 from kvblocks import BlockManager
@@ -15,6 +15,7 @@ def next_token(context: list[int]) -> int:
     return sum((place + 1) * token for place, token in enumerate(context)) % 997
 
 
+# %% The engine.
 class ToyEngine:
     """Requests in, answers out; `budget` is how many tokens a step may compute."""
 
@@ -26,7 +27,6 @@ class ToyEngine:
         self.running: list[str] = []
         self.tokens: dict[str, list[int]] = {}  # known: of the prompt, then of the answer
         self.lengths: dict[str, int] = {}  # where each ends
-        self.num_preempted = 0
 
     def add(self, name: str, prompt: list[int], num_tokens: int) -> None:
         """Queue a request."""
@@ -58,7 +58,6 @@ class ToyEngine:
             batch.pop(victim, None)
             self.manager.free(victim)
             self.waiting.appendleft(victim)
-            self.num_preempted += 1
         return batch
 
     def step(self) -> None:
@@ -117,7 +116,7 @@ for name, prompt in requests.items():
 # %% What the manager did: shared the system prompt, and when blocks ran out somebody waited.
 stats = engine.manager.stats()
 print("tokens from the cache:", stats.num_cached_tokens)
-print("preempted:", engine.num_preempted)
+print("blocks in use at most:", stats.peak_held_blocks)
 engine.manager.check()
 
 # %% Two samples of one prompt: the second shares the blocks of the first, and copies one.
