@@ -358,6 +358,22 @@ def attention_cpu_shares() -> str:
     return table([*head, "of a same-order read", "of a linear read", "attention"], rows)
 
 
+def attention_cpu_block_sizes() -> str:
+    """How fast decode attention reads blocks of each size."""
+    speeds: dict[str, dict[int, float]] = {}
+    for row in result("attention-cpu")["rows"]:
+        if (row["batch"], row["context"], row["num_threads"]) == (8, 4096, 1):
+            of_dtype = speeds.setdefault(row["dtype"], {})
+            of_dtype[row["block_size"]] = row["fraction_of_linear"]
+    sizes = sorted({size for of_dtype in speeds.values() for size in of_dtype})
+    rows = [
+        [dtype, *(f"{of_dtype[size]:.2f}" for size in sizes)]
+        for dtype, of_dtype in speeds.items()
+        if set(of_dtype) == set(sizes)
+    ]
+    return table(["block size", *map(str, sizes)], rows)
+
+
 def _command(name: str) -> Callable[[], str]:
     def render() -> str:
         found = result(name)
@@ -372,6 +388,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "allocator/summary": allocator_summary,
     "allocator/command": _command("allocator"),
     "attention-cpu/shares": attention_cpu_shares,
+    "attention-cpu/block-sizes": attention_cpu_block_sizes,
     "attention-cpu/command": _command("attention-cpu"),
     "engine/rates": engine_rates,
     "engine/ratios": engine_ratios,

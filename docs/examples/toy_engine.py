@@ -119,11 +119,13 @@ print("tokens from the cache:", stats.num_cached_tokens)
 print("blocks in use at most:", stats.peak_held_blocks)
 engine.manager.check()
 
-# %% Two samples of one prompt: the second shares the blocks of the first, and copies one.
-engine.add("first", system, num_tokens=6)
+# %% Two samples of one prompt: the second shares the blocks of the first, and one of them is copied.
+prompt = list(range(200, 210))  # ends within a block
+engine.add("first", prompt, num_tokens=6)
 engine.step()
 engine.sample("first", "second", first=5)
 engine.run()
-assert engine.tokens["first"] == plain(system, 6)
-assert engine.tokens["second"] == plain([*system, 5], 5)
-print("two samples:", engine.tokens["first"][12:], engine.tokens["second"][12:])
+assert engine.tokens["first"] == plain(prompt, 6)
+assert engine.tokens["second"] == plain([*prompt, 5], 5)
+assert engine.manager.stats().num_copies == 1
+print("two samples:", engine.tokens["first"][10:], engine.tokens["second"][10:])
