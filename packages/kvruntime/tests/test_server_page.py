@@ -205,7 +205,7 @@ def test_a_pointer_says_who_holds_a_block(chromium: Chromium, server: CannedServ
         "(() => { const b = document.getElementById('blocks').getBoundingClientRect();"
         " return [b.left, b.top]; })()"
     )
-    page.point(left + 4 * 29 + 14, top + 10)
+    page.point(left + 4 * 43 + 20, top + 20)
     page.wait_for("!document.getElementById('tip').hidden")
     assert page.text("#tip") == "block 4: 3 of 4 slots filled\nrequest 1: its block 1"
     page.close()
@@ -240,6 +240,16 @@ def test_the_key_counts_the_blocks_of_each_kind(chromium: Chromium, server: Cann
 
 
 @needs_chromium
+def test_blocks_in_host_memory_are_told_if_there_are_any(
+    chromium: Chromium, server: CannedServer
+) -> None:
+    server.state = {**SHARED, "num_host_blocks": 8, "num_free_host_blocks": 3}
+    page = opened(chromium, server)
+    assert page.text("#key-list").split("\n")[-1] == "in host memory 5"
+    page.close()
+
+
+@needs_chromium
 def test_a_request_that_ends_leaves_the_page(chromium: Chromium, server: CannedServer) -> None:
     server.state = SHARED
     page = opened(chromium, server)
@@ -256,10 +266,9 @@ def test_a_request_that_ends_leaves_the_page(chromium: Chromium, server: CannedS
 @needs_chromium
 def test_who_has_no_blocks_says_why(chromium: Chromium, server: CannedServer) -> None:
     swapped = request_of(1, [], state="swapped")
-    swapped["sequences"][0]["num_host_blocks"] = 5
     server.state = holding(
         8,
-        request_of(0, [], state="preempted", num_preemptions=2),
+        request_of(0, [], state="preempted"),
         swapped,
         request_of(2, [], state="waiting"),
     )
@@ -268,8 +277,8 @@ def test_who_has_no_blocks_says_why(chromium: Chromium, server: CannedServer) ->
         "[...document.querySelectorAll('#requests .state')].map((e) => e.innerText)"
     )
     assert states == [
-        "preempted 2 times, waits to be computed again",
-        "swapped out, 5 blocks in host memory",
+        "preempted, waits to be computed again",
+        "preempted, swapped out to host memory",
         "waiting",
     ]
     page.close()

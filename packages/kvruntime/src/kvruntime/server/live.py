@@ -278,7 +278,8 @@ def _newest_events(log: list[StepRecord], num_events: int) -> list[BlockEvent]:
 def _events_of(record: StepRecord, num_evicted: int) -> Iterator[BlockEvent]:
     """What a step did, in the order in which it did it: blocks are taken first."""
     if num_evicted:
-        yield _event(record, "evicted", f"{num_evicted} cached blocks made free")
+        blocks = "block" if num_evicted == 1 else "blocks"
+        yield _event(record, "evicted", f"{num_evicted} cached {blocks} made free")
     for source, destination, num_tokens in record.copies:
         detail = f"block {source} to block {destination}, {num_tokens} tokens"
         yield _event(record, "copied on write", detail, [source, destination])

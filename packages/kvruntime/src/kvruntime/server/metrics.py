@@ -25,7 +25,14 @@ from kvruntime.errors import KVRuntimeError
 from kvruntime.server.live import EngineThread
 from kvruntime.stats import EngineStats
 
-__all__ = ["PREFIX", "EngineReading", "ServerMetrics", "dashboard", "read_engine"]
+__all__ = [
+    "PREFIX",
+    "EngineReading",
+    "ServerMetrics",
+    "dashboard",
+    "engine_metrics",
+    "read_engine",
+]
 
 PREFIX = "kvruntime:"
 STATUSES = ("loading", "ready", "draining", "stopped", "failed")
@@ -182,8 +189,13 @@ class _EngineCollector(Collector):
             status.add_metric([name], float(name == self._thread.status))
         yield status
         if self.reading is not None:
-            yield from _gauges(self.reading)
-            yield from _counters(self.reading)
+            yield from engine_metrics(self.reading)
+
+
+def engine_metrics(reading: EngineReading) -> Iterator[Metric]:
+    """The metrics of one reading of an engine."""
+    yield from _gauges(reading)
+    yield from _counters(reading)
 
 
 def _gauges(reading: EngineReading) -> Iterator[Metric]:

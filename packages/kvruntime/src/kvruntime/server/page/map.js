@@ -3,6 +3,8 @@
 import { Painter, prepare } from "./cells.js";
 
 const LARGEST = 30;
+const LARGEST_OF_FEW = 44;
+const FEW = 100; // blocks
 const SMALLEST = 4;
 const TALLEST = 400;
 const NOTICE = 1400; // milliseconds for which a copy or a new block is pointed out
@@ -105,7 +107,7 @@ export class BlockMap {
   arrange() {
     const width = this.group.clientWidth;
     const { numBlocks } = this.scene;
-    let columns = Math.ceil(width / LARGEST);
+    let columns = Math.ceil(width / (numBlocks > FEW ? LARGEST : LARGEST_OF_FEW));
     const height = () => Math.ceil(numBlocks / columns) * Math.floor(width / columns);
     while (width / columns > SMALLEST && height() > TALLEST) columns += 1;
     this.layout = { columns, size: Math.floor(width / columns), width };

@@ -72,12 +72,8 @@ export class RequestList {
 }
 
 function stateOf(request) {
-  const times = request.num_preemptions > 1 ? ` ${request.num_preemptions} times` : "";
-  if (request.state === "preempted") return `preempted${times}, waits to be computed again`;
-  if (request.state === "swapped") {
-    const blocks = request.sequences.reduce((sum, sequence) => sum + sequence.num_host_blocks, 0);
-    return `swapped out, ${blocks} blocks in host memory`;
-  }
+  if (request.state === "preempted") return "preempted, waits to be computed again";
+  if (request.state === "swapped") return "preempted, swapped out to host memory";
   return request.state;
 }
 

@@ -6,23 +6,18 @@ const KINDS = [
   { name: "cached", mark: "cached", tip: "in no table, but found by prompts that begin alike" },
   { name: "free", mark: "free", tip: "holds nothing" },
 ];
+const HOST = { name: "in host memory", mark: "host", tip: "blocks of requests that are swapped out" };
 
 export class Usage {
   constructor(bar, key, lead) {
     this.lead = lead;
-    this.parts = KINDS.map(({ name, mark, tip }) => {
+    this.parts = KINDS.map((kind) => {
       const part = document.createElement("i");
-      if (mark !== "free") part.className = `mark-${mark}`;
-      const entry = document.createElement("li");
-      entry.title = tip;
-      const sign = document.createElement("i");
-      sign.className = `mark-${mark}`;
-      const count = document.createElement("b");
-      entry.append(sign, `${name} `, count);
+      if (kind.mark !== "free") part.className = `mark-${kind.mark}`;
       bar.append(part);
-      key.append(entry);
-      return { part, count };
+      return { part, ...addEntry(key, kind) };
     });
+    this.host = addEntry(key, HOST);
   }
 
   show(scene) {
@@ -32,8 +27,22 @@ export class Usage {
       part.style.flexBasis = `${(100 * counts[index]) / all}%`;
       count.textContent = counts[index].toLocaleString("en");
     });
+    const host = scene.snapshot.num_host_blocks - scene.snapshot.num_free_host_blocks;
+    this.host.entry.hidden = host === 0;
+    this.host.count.textContent = host.toLocaleString("en");
     this.lead.textContent =
       `Every square is one block of the key-value cache, ${size} tokens long; there are ${all.toLocaleString("en")}. ` +
       "Its colour says which request holds it.";
   }
+}
+
+function addEntry(key, { name, mark, tip }) {
+  const entry = document.createElement("li");
+  entry.title = tip;
+  const sign = document.createElement("i");
+  sign.className = `mark-${mark}`;
+  const count = document.createElement("b");
+  entry.append(sign, `${name} `, count);
+  key.append(entry);
+  return { entry, count };
 }
