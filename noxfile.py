@@ -274,12 +274,17 @@ def simulate(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def fuzz(session: nox.Session) -> None:
-    """Look for calls that break a rule, or `-- server --cases 2000` for requests that do."""
+    """Look for calls, for `-- server` requests and for `-- checkpoints` files that break a rule."""
     name, *options = session.posargs or ["kvblocks"]
     if name == "server":
         install_packages(session, *groups("test", "clients", "oracles"))
         session.chdir("packages/kvruntime")
         session.run("python", "-m", "tests.fuzz_server", *options)
+        return
+    if name == "checkpoints":
+        install_packages(session, extras="gguf")
+        session.chdir("packages/kvruntime")
+        session.run("python", "-m", "tests.fuzz_checkpoints", *options)
         return
     install(session, "-e", "packages/kvblocks", *groups("test"))
     session.chdir("packages/kvblocks")

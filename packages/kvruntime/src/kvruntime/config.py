@@ -17,6 +17,8 @@ _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 # A file may claim any number of layers; what is built per layer must stay small before the
 # tensors prove the claim.
 _MAX_LAYERS = 1024
+_MAX_INT = (1 << 63) - 1
+_MAX_FLOAT = 1e300
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class RopeParameters:
         """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (4)."""
         scaling = mapping.get("rope_parameters") or mapping.get("rope_scaling") or {}
         if not isinstance(scaling, Mapping):
-            raise CheckpointError(f"rope_parameters must be a mapping, got {scaling!r}")
+            raise CheckpointError(f"rope_parameters must be a mapping, got {scaling!r:.40}")
         values = {
             "rope_theta": 10000.0,
             "partial_rotary_factor": 1.0,
@@ -51,7 +53,7 @@ class RopeParameters:
         }
         if values["partial_rotary_factor"] != 1.0:
             raise CheckpointError(
-                f"partial_rotary_factor must be 1, got {values['partial_rotary_factor']!r}"
+                f"partial_rotary_factor must be 1, got {values['partial_rotary_factor']!r:.40}"
             )
         theta = _positive_float(values, "rope_theta")
         rope_type = scaling.get("rope_type", scaling.get("type", "default"))
@@ -70,7 +72,7 @@ class RopeParameters:
                     values, "original_max_position_embeddings"
                 ),
             )
-        raise CheckpointError(f"rope_type must be default, linear or llama3, got {rope_type!r}")
+        raise CheckpointError(f"rope_type must be default, linear or llama3, got {rope_type!r:.40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class ModelConfig:
         family = mapping.get("model_type")
         if family not in _FAMILIES:
             raise CheckpointError(
-                f"model_type must be one of {', '.join(_FAMILIES)}, got {family!r}"
+                f"model_type must be one of {', '.join(_FAMILIES)}, got {family!r:.40}"
             )
         _refuse_unsupported(mapping)
         num_layers = _positive_int(mapping, "num_hidden_layers")
@@ -162,15 +164,16 @@ def _positive_int(mapping: Mapping[str, Any], key: str, default: int | None = No
         value = default
     if value is None:
         raise CheckpointError(f"the model's configuration has no {key}")
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(f"{key} must be a positive integer, got {value!r}")
+    if type(value) is not int or not 1 <= value <= _MAX_INT:
+        raise CheckpointError(f"{key} must be a positive integer, got {value!r:.40}")
     return value
 
 
 def _positive_float(mapping: Mapping[str, Any], key: str) -> float:
-    value = mapping.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise CheckpointError(f"{key} must be a positive number, got {value!r}")
+    value: Any = mapping.get(key)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value < _MAX_FLOAT:
+        raise CheckpointError(f"{key} must be a positive number, got {value!r:.40}")
     return float(value)
 
 
@@ -178,8 +181,8 @@ def _token_ids(value: object) -> tuple[int, ...]:
     if value is None:
         return ()
     ids = value if isinstance(value, list) else [value]
-    if not all(isinstance(item, int) and item >= 0 for item in ids):
-        raise CheckpointError(f"token ids must be non-negative integers, got {value!r}")
+    if not all(type(item) is int and 0 <= item <= _MAX_INT for item in ids):
+        raise CheckpointError(f"token ids must be non-negative integers, got {value!r:.40}")
     return tuple(ids)
 
 
@@ -215,12 +218,16 @@ def _sliding_windows(
     layer_types = mapping.get("layer_types")
     if layer_types is None:
         first = mapping.get("max_window_layers", 28)
+        if type(first) is not int:
+            raise CheckpointError(f"max_window_layers must be an integer, got {first!r:.40}")
         return tuple(window if layer >= first else None for layer in range(num_layers))
     kinds = {"full_attention": None, "sliding_attention": window}
-    if len(layer_types) != num_layers or not set(layer_types) <= set(kinds):
+    if not isinstance(layer_types, list) or (
+        len(layer_types) != num_layers or not all(kind in [*kinds] for kind in layer_types)
+    ):
         raise CheckpointError(
             f"layer_types must name full_attention or sliding_attention for each of {num_layers} "
-            f"layers, got {layer_types!r}"
+            f"layers, got {layer_types!r:.200}"
         )
     return tuple(kinds[kind] for kind in layer_types)
 
@@ -229,14 +236,14 @@ def _refuse_unsupported(mapping: Mapping[str, Any]) -> None:
     """Refuse what would otherwise load and give wrong text."""
     activation = mapping.get("hidden_act", "silu")
     if activation != "silu":
-        raise CheckpointError(f"hidden_act must be silu, got {activation!r}")
+        raise CheckpointError(f"hidden_act must be silu, got {activation!r:.40}")
     for key in ("attention_bias", "mlp_bias"):
         if mapping.get(key):
-            raise CheckpointError(f"{key} must be false, got {mapping[key]!r}")
+            raise CheckpointError(f"{key} must be false, got {mapping[key]!r:.40}")
     quantization = mapping.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         raise CheckpointError(
-            f"quantised Hugging Face checkpoints are not supported, got quant_method {method!r}; "
+            f"quantised Hugging Face checkpoints are not supported, got quant_method {method!r:.40}; "
             "a GGUF file may be quantised"
         )

@@ -15,10 +15,11 @@ from kvruntime.config import ModelConfig
 from kvruntime.errors import CheckpointError, CheckpointNotFound
 from kvruntime.json_files import read_object
 from kvruntime.models import tensor_shapes
+from kvruntime.weights.safetensors_header import read_header
 
 __all__ = ["check_shapes", "read_config", "read_tensors"]
 
-_DTYPES = ("F32", "F16", "BF16")
+_MAX_NAME = 63  # characters, at most four bytes each: no file system refuses such a name
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -50,21 +51,14 @@ def read_tensors(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
     """
     tensors: dict[str, torch.Tensor] = {}
     shapes: dict[str, tuple[int, ...]] = {}
-    readers = [_open(path) for path in _files(folder)]
-    for reader in readers:
-        for name in reader.keys():  # noqa: SIM118 - not a mapping
-            stored = reader.get_slice(name)
-            if stored.get_dtype() not in _DTYPES:
-                raise CheckpointError(
-                    f"{folder}: tensor {name!r} must be one of {', '.join(_DTYPES)}, "
-                    f"got {stored.get_dtype()}"
-                )
-            shapes[name] = tuple(stored.get_shape())
+    headers = {path: read_header(path) for path in _files(folder)}
+    for header in headers.values():
+        shapes |= {name: stored.shape for name, stored in header.items()}
     needed = check_shapes(config, shapes, folder)
-    for reader in readers:
-        for name in reader.keys():  # noqa: SIM118 - not a mapping
-            if name in needed:
-                tensors[name] = reader.get_tensor(name).to(torch.float32)
+    for path, header in headers.items():
+        reader = _open(path)
+        for name in needed.intersection(header):
+            tensors[name] = reader.get_tensor(name).to(torch.float32)
     return tensors
 
 
@@ -112,15 +106,15 @@ def _files(folder: Path) -> list[Path]:
     else:
         names = ["model.safetensors"]
     for name in names:
-        if Path(name).name != name:
-            raise CheckpointError(f"{index} must name files of its own folder, got {name!r}")
+        if Path(name).name != name or len(name) > _MAX_NAME:
+            raise CheckpointError(f"{index} must name files of its own folder, got {name!r:.80}")
         if not (folder / name).is_file():
             raise CheckpointNotFound(f"{folder} has no {name}")
     return [folder / name for name in names]
 
 
 def _open(path: Path) -> Any:
-    """Open a safetensors file, whose header the library checks against the file's length."""
+    """Open a safetensors file whose header has been read."""
     try:
         return safetensors.safe_open(path, framework="pt")
     except (safetensors.SafetensorError, OSError, ValueError) as error:

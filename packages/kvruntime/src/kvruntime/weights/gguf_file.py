@@ -8,8 +8,9 @@ of the `gguf` package. Knows no model.
 
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from types import ModuleType
@@ -104,7 +105,7 @@ class GGUFFile:
         if version not in _VERSIONS:
             raise CheckpointError(f"{path}: the GGUF version must be 2 or 3, got {version}")
         num_tensors, num_values = cursor.scalar(10), cursor.scalar(10)
-        self.metadata = Metadata(dict(cursor.key_value() for _ in range(num_values)))
+        self.metadata = Metadata(_distinct(path, cursor, num_values))
         entries = [cursor.tensor_entry() for _ in range(num_tensors)]
         alignment = self.metadata.values.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:
@@ -116,6 +117,7 @@ class GGUFFile:
         }
         if len(self.tensors) != num_tensors:
             raise CheckpointError(f"{path} names a tensor twice")
+        _refuse_overlaps(path, self.tensors.values())
 
     def read(self, tensor: GGUFTensor) -> npt.NDArray[np.float32]:
         """Return the tensor's values in its shape, dequantised; costs four bytes a value.
@@ -156,6 +158,26 @@ class GGUFFile:
                 f"the file at {len(self._data)}"
             )
         return GGUFTensor(name, shape, type_id, offset, num_bytes)
+
+
+def _distinct(path: Path, cursor: "_Cursor", count: int) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for _ in range(count):
+        key, value = cursor.key_value()
+        if key in values:
+            raise CheckpointError(f"{path} has the key {key!r:.80} twice")
+        values[key] = value
+    return values
+
+
+def _refuse_overlaps(path: Path, tensors: Iterable[GGUFTensor]) -> None:
+    """Each byte is of one tensor, so that what is read is no more than the file."""
+    by_offset = sorted(tensors, key=lambda tensor: tensor.offset)
+    for tensor, following in pairwise(by_offset):
+        if tensor.offset + tensor.num_bytes > following.offset:
+            raise CheckpointError(
+                f"{path}: tensors {tensor.name!r:.80} and {following.name!r:.80} overlap"
+            )
 
 
 class _Cursor:
