@@ -191,11 +191,27 @@ def test_two_servers_do_not_share_their_metrics() -> None:
     assert "rejected_requests_total{reason=queue full}" not in scrape(other)
 
 
-def test_the_format_of_open_metrics_is_spoken_to_who_asks_for_it() -> None:
-    app = Starlette(routes=[Route("/metrics", ServerMetrics(Thread(engine_of())).get)])
-    answer = TestClient(app).get("/metrics", headers={"accept": "application/openmetrics-text"})
-    assert answer.headers["content-type"].startswith("application/openmetrics-text")
-    assert answer.text.endswith("# EOF\n")
+# What Prometheus 2 and 3 say that they take.
+ACCEPTS = [
+    (
+        "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+        "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+    ),
+    (
+        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
+        "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
+    ),
+    "*/*",
+]
+
+
+@pytest.mark.parametrize("accept", ACCEPTS)
+def test_names_keep_their_colon_whatever_is_asked_for(accept: str) -> None:
+    app = Starlette(routes=[Route("/metrics", everything().get)])
+    answer = TestClient(app).get("/metrics", headers={"accept": accept})
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    samples = [line for line in answer.text.splitlines() if not line.startswith("#")]
+    assert {line.startswith(PREFIX) for line in samples} == {True}
 
 
 def test_reading_changes_nothing() -> None:

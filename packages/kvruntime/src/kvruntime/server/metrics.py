@@ -11,9 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
@@ -35,6 +34,7 @@ __all__ = [
 ]
 
 PREFIX = "kvruntime:"
+_TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 STATUSES = ("loading", "ready", "draining", "stopped", "failed")
 # Seconds. A token takes a millisecond on a fast GPU, and half a second on a slow CPU.
 _TOKEN_BUCKETS = (
@@ -159,13 +159,16 @@ class ServerMetrics(Observer):
         """A request was refused, for a reason of a few fixed words."""
         self._rejected.labels(reason).inc()
 
-    async def get(self, request: HTTPRequest) -> Response:
-        """`GET /metrics`. Answers with the last known counters where the engine cannot be read."""
+    async def get(self, _: HTTPRequest) -> Response:
+        """`GET /metrics`. Answers with the last known counters where the engine cannot be read.
+
+        Always in the text format: prometheus-client writes colons as underscores in OpenMetrics,
+        which Prometheus asks for first, and no dashboard would find the names.
+        """
         # Dashboards want to see a server that is loading, and one that has failed.
         with suppress(KVRuntimeError):
             self._engine.reading = await self._thread.call(read_engine)
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(self.registry), headers={"Content-Type": content_type})
+        return Response(generate_latest(self.registry), headers={"Content-Type": _TEXT_FORMAT})
 
 
 async def dashboard(_: HTTPRequest) -> Response:
