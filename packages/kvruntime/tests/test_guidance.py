@@ -22,6 +22,7 @@ from kvruntime import (
     StructuredOutputsParams,
 )
 from kvruntime.engine import Engine
+from kvruntime.guidance import Guidance
 from kvruntime.models import Llama
 from kvruntime.weights import load_checkpoint
 
@@ -273,6 +274,28 @@ def test_a_constraint_that_becomes_too_complex_ends_its_answer_alone(make_llm: M
     assert set(answer.text) == {"a"}
     assert other.outputs[0].finish_reason == "stop"
     assert llm.stats.num_leaked_blocks == 0
+
+
+def test_what_others_have_used_up_does_not_end_an_answer(
+    tiny_checkpoint: Callable[[str], Any],
+) -> None:
+    checkpoint = load_checkpoint(tiny_checkpoint("llama"))
+    letters = [checkpoint.tokenizer.encode(letter)[0] for letter in "abcd"]
+    chance = random.Random(0)  # noqa: S311 -- chosen to be repeatable
+
+    def guidance() -> Guidance:
+        return Guidance(checkpoint.tokenizer, vocab_size=400, eos_token_ids=[EOS])
+
+    # Two such answers need nearly all that is kept of one constraint.
+    params = StructuredOutputsParams(regex="(.*a.{15}|.*b.{13}|.*c.{11}|.*d.{9})*x")
+    shared = guidance()
+    for _ in range(4):
+        matcher, alone = shared.matcher(params), guidance().matcher(params)
+        for token_id in chance.choices(letters, k=190):
+            assert (matcher.allowed() == alone.allowed()).all()
+            matcher.advance(token_id)
+            alone.advance(token_id)
+        assert not matcher.error
 
 
 # ── what is refused ──────────────────────────────────────────────────────────────────────────

@@ -193,7 +193,9 @@ def test_tools_are_refused_where_the_template_knows_none() -> None:
 def test_arguments_in_a_message_must_be_an_object(arguments: str) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "time", "arguments": arguments}}
     messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
-    with pytest.raises(InvalidRequest, match="the arguments of a tool call must be a JSON object"):
+    with pytest.raises(
+        InvalidRequest, match=r"^the arguments of a tool call must be a JSON object"
+    ):
         tokenizer_with(TEMPLATES["hermes"]).apply_chat_template(messages, tools=TOOLS)
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import importlib
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import compress
 from threading import Lock
 from typing import Any
@@ -27,10 +28,11 @@ from kvruntime.tokenizer import Tokenizer
 
 __all__ = ["Guidance", "Matcher", "constrain"]
 
-_MAX_COMPILED = 64
+_MAX_COMPILED = 32
 # A row of an Earley parser: with the library's 2,000 an ambiguous grammar takes half a second for a
 # token, in which nobody else's is computed.
 _MAX_ITEMS_IN_ROW = 500
+_MAX_LEXER_STATES = 25_000  # one or two kilobytes each, for each constraint that is kept
 _WHITESPACE = r"[ \t\r\n]{0,32}"
 
 
@@ -60,9 +62,11 @@ class Guidance:
                 f"structured outputs are not available with this tokenizer: {error}"
             ) from error
         self._limits = self._library.LLParserLimits(
-            max_items_in_row=_MAX_ITEMS_IN_ROW, verbose_errors=False
+            max_items_in_row=_MAX_ITEMS_IN_ROW,
+            max_lexer_states=_MAX_LEXER_STATES,
+            verbose_errors=False,
         )
-        self._compiled: OrderedDict[StructuredOutputsParams, Matcher] = OrderedDict()
+        self._compiled: OrderedDict[StructuredOutputsParams, Any] = OrderedDict()
         self._lock = Lock()
 
     def matcher(self, params: StructuredOutputsParams) -> Matcher:
@@ -81,9 +85,15 @@ class Guidance:
             self._compiled.move_to_end(params)
             if len(self._compiled) > _MAX_COMPILED:
                 self._compiled.popitem(last=False)
-        return compiled.copy()
+        return Matcher(compiled.deep_copy(), self._vocab_size, partial(self._renew, params))
 
-    def _compile(self, params: StructuredOutputsParams) -> Matcher:
+    def _renew(self, params: StructuredOutputsParams) -> Any:
+        """Compile again; nobody gets any more of what was compiled before."""
+        with self._lock:
+            self._compiled.pop(params, None)
+        return self._compile(params)
+
+    def _compile(self, params: StructuredOutputsParams) -> Any:
         try:
             grammar = _grammar(self._library, params)
         except ValueError as error:  # a schema that is nested too deeply
@@ -91,29 +101,38 @@ class Guidance:
         matcher = self._library.LLMatcher(self._tokens, grammar, log_level=0, limits=self._limits)
         if matcher.is_error():
             raise _refusal(params, matcher.get_error())
-        return Matcher(matcher, self._vocab_size)
+        return matcher
 
 
 class Matcher:
-    """Follows one answer, and says which tokens may come next."""
+    """Follows one answer, and says which tokens may come next.
 
-    def __init__(self, matcher: Any, vocab_size: int) -> None:
+    What the library works out on the way it keeps for all answers of one constraint, within a
+    limit. An answer that meets it goes on with all of it to itself, so that what others have used
+    up does not decide what becomes of it.
+    """
+
+    def __init__(self, matcher: Any, vocab_size: int, renew: Callable[[], Any]) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self._renew: Callable[[], Any] | None = renew
+        self._token_ids: list[int] = []
 
     def allowed(self) -> NDArray[np.bool_]:
         """Which tokens may come next, bool [vocab_size]; an end-of-text token where it may end."""
-        packed = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        bits = np.unpackbits(packed, count=self._vocab_size, bitorder="little")
+        packed = self._matcher.compute_bitmask()
+        if self._matcher.is_error() and self._starts_afresh():
+            packed = self._matcher.compute_bitmask()
+        bits = np.unpackbits(
+            np.frombuffer(packed, np.uint8), count=self._vocab_size, bitorder="little"
+        )
         return bits.view(np.bool_)
 
     def advance(self, token_id: int) -> None:
         """Follow a token that was allowed."""
-        self._matcher.consume_token(token_id)
-
-    def copy(self) -> Matcher:
-        """Another matcher at the same place."""
-        return Matcher(self._matcher.deep_copy(), self._vocab_size)
+        self._token_ids.append(token_id)
+        if not self._matcher.consume_token(token_id) and self._matcher.is_error():
+            self._starts_afresh()
 
     @property
     def is_finished(self) -> bool:
@@ -124,6 +143,17 @@ class Matcher:
     def error(self) -> str:
         """Why the answer cannot be followed further; empty as long as it can."""
         return str(self._matcher.get_error())
+
+    def _starts_afresh(self) -> bool:
+        """Follow the answer again from its beginning, once; whether it can go on."""
+        if self._renew is None:
+            return False
+        self._matcher = self._renew()
+        self._renew = None
+        for token_id in self._token_ids:
+            self._matcher.compute_bitmask()  # as if nobody else had ever asked
+            self._matcher.consume_token(token_id)
+        return not self._matcher.is_error()
 
 
 def constrain(

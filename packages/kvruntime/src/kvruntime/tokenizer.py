@@ -149,11 +149,12 @@ class Tokenizer:
                 "tools need a chat template that knows them, in the form of Hermes, Llama 3 or "
                 "Mistral, and this checkpoint has another"
             )
+        parsed = [_with_parsed_arguments(message) for message in messages]
         try:
             if template not in self._compiled:
                 self._compiled[template] = _environment().from_string(template)
             return self._compiled[template].render(
-                messages=[_with_parsed_arguments(message) for message in messages],
+                messages=parsed,
                 tools=tools or None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
