@@ -237,6 +237,13 @@ def figures(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def plots(session: nox.Session) -> None:
+    """Draw the pictures of benchmarks/results that the pages show."""
+    install(session, "matplotlib")
+    session.run("python", "-m", "benchmarks.plots")
+
+
+@nox.session(default=False)
 def stress(session: nox.Session) -> None:
     """Drive kvblocks beside a naive model: `nox -s stress -- --seed 1 --operations 1000000`."""
     install(session, "-e", "packages/kvblocks", *groups("test"))

@@ -124,19 +124,32 @@ def allocator_all() -> str:
     return table(head, rows)
 
 
-def allocator_summary() -> str:
-    """The ratios of the peers in the four jobs that a server has all day."""
+def allocator_ratios() -> dict[str, dict[str, float]]:
+    """The ratios of the peers in the four jobs that a server has all day, by job and peer."""
     found = result("allocator")
     peers = {
         "vllm": f"vLLM {found['versions']['vllm'][:4]}",
         "sglang-rust": f"SGLang {found['versions']['sglang-rust']}, Rust core",
         "transformers": f"transformers {found['versions']['transformers'][:4]}",
     }
-    rows = [
-        [label, *(_peer(found, workload, part, peer) for peer in peers)]
+    workloads = {row["key"]: row["results"] for row in found["workloads"]}
+    return {
+        label: {
+            name: workloads[workload][peer]["parts"][part]["ratio_of_minima"]
+            for peer, name in peers.items()
+        }
         for label, workload, part in _SUMMARY_ROWS
+    }
+
+
+def allocator_summary() -> str:
+    """The same as a table."""
+    ratios = allocator_ratios()
+    rows = [
+        [label, *(f"{number(ratio)}x" for ratio in of_peer.values())]
+        for label, of_peer in ratios.items()
     ]
-    return table(["", *peers.values()], rows)
+    return table(["", *next(iter(ratios.values()))], rows)
 
 
 def _rates(workload: str) -> dict[str, list[float]]:
@@ -251,6 +264,12 @@ def _sizes() -> list[int]:
     return [int(name.split()[-1]) for name in names if name.startswith("waste with blocks of")]
 
 
+def tokens_by_block_size() -> dict[int, float]:
+    """The share of the memory that holds tokens, in per cent."""
+    answers = {size: _answers(f"waste with blocks of {size}") for size in _sizes()}
+    return {size: 100 * row["tokens"] for size, [row] in answers.items()}
+
+
 def memory_block_size() -> str:
     """What each block size leaves empty, and how many requests run."""
     rows = []
@@ -358,18 +377,22 @@ def attention_cpu_shares() -> str:
     return table([*head, "of a same-order read", "of a linear read", "attention"], rows)
 
 
-def attention_cpu_block_sizes() -> str:
-    """How fast decode attention reads blocks of each size."""
+def speed_by_block_size() -> dict[str, dict[int, float]]:
+    """How fast decode attention reads blocks of each size, as a share of a linear read, by dtype."""
     speeds: dict[str, dict[int, float]] = {}
     for row in result("attention-cpu")["rows"]:
         if (row["batch"], row["context"], row["num_threads"]) == (8, 4096, 1):
             of_dtype = speeds.setdefault(row["dtype"], {})
             of_dtype[row["block_size"]] = row["fraction_of_linear"]
+    return {dtype: of_dtype for dtype, of_dtype in speeds.items() if len(of_dtype) > 1}
+
+
+def attention_cpu_block_sizes() -> str:
+    """The same as a table."""
+    speeds = speed_by_block_size()
     sizes = sorted({size for of_dtype in speeds.values() for size in of_dtype})
     rows = [
-        [dtype, *(f"{of_dtype[size]:.2f}" for size in sizes)]
-        for dtype, of_dtype in speeds.items()
-        if set(of_dtype) == set(sizes)
+        [dtype, *(f"{of_dtype[size]:.2f}" for size in sizes)] for dtype, of_dtype in speeds.items()
     ]
     return table(["block size", *map(str, sizes)], rows)
 

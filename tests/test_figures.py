@@ -75,3 +75,18 @@ def test_what_the_paper_shows_is_shown_again() -> None:
         assert saved[:3] == sorted(saved[:3])
         assert saved[3:] == sorted(saved[3:])
         assert all(beams > samples for samples, beams in zip(saved[:3], saved[3:], strict=True))
+
+
+@pytest.mark.parametrize("name", ["allocator", "block-size"])
+def test_a_picture_was_drawn_from_the_results_that_are_there(name: str) -> None:
+    plots = pytest.importorskip("benchmarks.plots", exc_type=ImportError)
+    assert set(plots.PLOTS) == {"allocator", "block-size"}
+    _, results = plots.PLOTS[name]
+    image = (plots.IMAGES / f"{name}.svg").read_text("utf-8")
+    assert plots.digest(*results) in image, "nox -s plots draws it"
+
+
+def test_every_picture_can_be_drawn() -> None:
+    plots = pytest.importorskip("benchmarks.plots", exc_type=ImportError)
+    for draw, _ in plots.PLOTS.values():
+        assert draw().axes
