@@ -117,6 +117,7 @@ class CannedServer:
         self.chunks: list[dict[str, Any] | str] = []
         self.refusal: Response | None = None
         self.key = ""
+        self.model = "tiny"
         self.hangs = False  # after the chunks, until the client goes away
         self.bodies: list[dict[str, Any]] = []
         self.num_left = 0  # clients that went away before the end
@@ -137,7 +138,7 @@ class CannedServer:
     async def _models(self, request: Request) -> Response:
         if self._is_refused(request):
             return JSONResponse({"error": {"message": "no key"}}, 401)
-        return JSONResponse({"object": "list", "data": [{"id": "tiny", "object": "model"}]})
+        return JSONResponse({"object": "list", "data": [{"id": self.model, "object": "model"}]})
 
     async def _stream(self, request: Request) -> Response:
         if self._is_refused(request):

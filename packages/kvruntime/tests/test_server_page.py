@@ -486,6 +486,19 @@ def test_a_refusal_is_said_and_can_be_tried_again(
 
 
 @needs_chromium
+def test_a_refused_request_is_said_once_for_all_its_answers(
+    chromium: Chromium, server: CannedServer
+) -> None:
+    server.refusal = JSONResponse({"error": {"message": "too much"}}, 400)
+    page = opened(chromium, server)
+    page.evaluate("document.getElementById('samples').value = 4")
+    say(page, "What is it?")
+    page.wait_for("document.querySelector('.error')")
+    page.wait_for("document.querySelectorAll('.answer').length === 1")
+    page.close()
+
+
+@needs_chromium
 def test_an_answer_that_breaks_off_is_said_to(chromium: Chromium, server: CannedServer) -> None:
     server.chunks = [chunk("A page ")]
     page = opened(chromium, server)
@@ -533,8 +546,39 @@ def test_a_lost_connection_is_said_and_found_again(
     page = opened(chromium, server)
     server.is_live = False
     page.wait_for("document.getElementById('connection').dataset.state === 'lost'")
+    assert page.evaluate("document.getElementById('memory').className") == "stale"
     server.is_live = True
     page.wait_for("document.getElementById('connection').dataset.state === 'live'")
+    page.close()
+
+
+@needs_chromium
+def test_a_server_that_comes_back_may_have_another_model(
+    chromium: Chromium, server: CannedServer
+) -> None:
+    server.chunks = ANSWER
+    page = opened(chromium, server)
+    page.wait_for("document.getElementById('model').innerText === 'tiny'")
+    server.is_live = False
+    page.wait_for("document.getElementById('connection').dataset.state === 'lost'")
+    server.is_live, server.model = True, "other"
+    page.wait_for("document.getElementById('model').innerText === 'other'")
+    say(page, "What is it?")
+    page.wait_for("document.querySelector('.answer[data-state=done]')")
+    assert server.bodies[0]["model"] == "other"
+    page.close()
+
+
+@needs_chromium
+def test_a_question_that_waits_for_a_key_can_be_stopped(
+    chromium: Chromium, server: CannedServer
+) -> None:
+    page = opened(chromium, server)
+    server.key = "sesame"
+    say(page, "What is it?")
+    page.wait_for("!document.getElementById('access').hidden")
+    page.click("#stop")
+    page.wait_for("document.querySelector('.answer[data-state=stopped]')")
     page.close()
 
 

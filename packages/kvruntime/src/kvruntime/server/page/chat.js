@@ -90,6 +90,7 @@ export class Chat {
       const isStopped = error.name === "AbortError";
       if (!isStopped && !(error instanceof Refusal)) console.error(error);
       for (const view of views) view.end(isStopped ? "stopped" : "failed");
+      for (const view of views.slice(1)) if (!view.text) view.root.remove();
       if (!isStopped) views[0].fail(error instanceof Refusal ? error.message : "This page failed.", retry);
     } finally {
       this.answers.delete(id);

@@ -2,18 +2,13 @@
 
 import { events } from "./sse.js";
 
-export class Refusal extends Error {
-  constructor(message, retryAfter = null) {
-    super(message);
-    this.retryAfter = retryAfter; // seconds
-  }
-}
+export class Refusal extends Error {}
 
 let model = "";
 
-// The name of the model that is served; requests have to say it.
-export async function modelName(access, signal) {
-  if (model) return model;
+// The name of the model that is served; requests have to say it. A server that comes back may have another.
+export async function modelName(access, { signal, again = false } = {}) {
+  if (model && !again) return model;
   const response = await fetch("v1/models", { headers: access.headers(), signal });
   if (response.ok) model = (await response.json()).data[0].id;
   return model;
@@ -24,7 +19,7 @@ export async function* complete(body, access, signal) {
   let response;
   for (;;) {
     try {
-      const named = { model: await modelName(access, signal), ...body };
+      const named = { model: await modelName(access, { signal }), ...body };
       response = await fetch("v1/chat/completions", {
         method: "POST",
         headers: { "Content-Type": "application/json", ...access.headers() },
@@ -36,7 +31,7 @@ export async function* complete(body, access, signal) {
       throw new Refusal("The server cannot be reached.");
     }
     if (response.status !== 401) break;
-    await access.ask();
+    await access.ask(signal);
   }
   if (!response.ok) throw await refusal(response);
   let isDone = false;
@@ -64,12 +59,13 @@ async function refusal(response) {
   } catch {
     // The status says enough.
   }
-  const retryAfter = Number(response.headers.get("Retry-After")) || null;
-  const when = retryAfter ? ` Try again in ${retryAfter} s.` : "";
+  const seconds = Number(response.headers.get("Retry-After"));
+  const when = seconds ? ` Try again in ${seconds} s.` : "";
   const kinds = {
     429: "The server is busy: its queue is full.",
     503: "The server takes no requests now.",
   };
   const first = kinds[response.status] ?? `The server refused (${response.status}).`;
-  return new Refusal(`${first}${said ? ` It says: ${said}` : ""}${when}`, retryAfter);
+  const words = said ? ` It says: ${said.replace(/\.?$/, ".")}` : "";
+  return new Refusal(first + words + when);
 }

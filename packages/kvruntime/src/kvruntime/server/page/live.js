@@ -36,7 +36,7 @@ export class LiveStream {
     const response = await fetch(this.url, { headers: this.access.headers(), signal, cache: "no-store" });
     if (response.status === 401) {
       this.onState("lost", "an API key is needed");
-      await this.access.ask();
+      await this.access.ask(signal);
       this.wait = 0;
       return;
     }

@@ -61,6 +61,7 @@ const live = new LiveStream("debug/blocks/stream", access, {
   onState: (state, text) => {
     if (connection.textContent === text) return;
     connection.dataset.state = state;
+    byId("memory").classList.toggle("stale", state === "lost");
     connection.textContent = text;
     if (state === "live") showModel();
   },
@@ -142,7 +143,7 @@ for (const text of SUGGESTIONS) {
 
 async function showModel() {
   try {
-    const name = await modelName(access);
+    const name = await modelName(access, { again: true });
     byId("model").textContent = name;
     if (name) document.title = `${name} on kvruntime`;
   } catch {

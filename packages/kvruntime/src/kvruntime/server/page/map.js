@@ -7,7 +7,8 @@ const LARGEST_OF_FEW = 44;
 const FEW = 100; // blocks
 const SMALLEST = 4;
 const TALLEST = 400;
-const NOTICE = 1400; // milliseconds for which a copy or a new block is pointed out
+const NOTICE = 1400; // milliseconds for which a copy is pointed out
+const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class BlockMap {
   constructor(group, tip) {
@@ -34,6 +35,7 @@ export class BlockMap {
   // Point out blocks for a moment; two of them are a copy from the first to the second.
   notice(blocks) {
     this.notices.push({ blocks, since: performance.now() });
+    if (still.matches) setTimeout(() => this.draw(), NOTICE);
     this.animate();
   }
 
@@ -150,7 +152,7 @@ export class BlockMap {
     const now = performance.now();
     this.notices = this.notices.filter(({ since }) => now - since < NOTICE);
     for (const { blocks, since } of this.notices) {
-      const alpha = 1 - (now - since) / NOTICE;
+      const alpha = still.matches ? 1 : 1 - (now - since) / NOTICE;
       for (const block of blocks) this.outline(context, block, size, this.theme.ink, alpha);
       if (blocks.length === 2) this.drawArrow(context, blocks, size, alpha);
     }
@@ -181,7 +183,7 @@ export class BlockMap {
     this.frame = requestAnimationFrame(() => {
       this.frame = 0;
       this.draw();
-      if (this.notices.length) this.animate();
+      if (this.notices.length && !still.matches) this.animate();
     });
   }
 }

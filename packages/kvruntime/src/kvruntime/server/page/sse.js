@@ -40,13 +40,16 @@ export class Access {
     return this.key ? { Authorization: `Bearer ${this.key}` } : {};
   }
 
-  // Resolves once a key has been entered.
-  ask() {
+  // Resolves once a key has been entered; rejects when who asks for it does not want it any more.
+  ask(signal) {
     if (this.form.hidden) {
       this.form.hidden = false;
       this.input.value = "";
       this.input.focus();
     }
-    return new Promise((resolve) => this.waiting.push(resolve));
+    return new Promise((resolve, reject) => {
+      this.waiting.push(resolve);
+      signal.addEventListener("abort", () => reject(signal.reason));
+    });
   }
 }
