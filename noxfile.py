@@ -280,6 +280,14 @@ def simulate(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def soak(session: nox.Session) -> None:
+    """Let clients come and go at a live server: `nox -s soak -- --disconnects 1000 --seconds 60`."""
+    install_packages(session, *groups("test", "clients", "oracles"))
+    session.chdir("packages/kvruntime")
+    session.run("python", "-m", "tests.soak", *session.posargs)
+
+
+@nox.session(default=False)
 def fuzz(session: nox.Session) -> None:
     """Look for calls, for `-- server` requests and for `-- checkpoints` files that break a rule."""
     name, *options = session.posargs or ["kvblocks"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 import threading
 import time
@@ -92,6 +93,20 @@ class _Server(uvicorn.Server):
         self.has_started.set()
 
 
+class _Log(logging.Handler):
+    """Keeps the errors that one thread logs."""
+
+    def __init__(self, thread: threading.Thread) -> None:
+        super().__init__(logging.ERROR)
+        self.lines: list[str] = []
+        self._thread = thread
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        if record.thread == self._thread.ident:
+            self.lines.append(self.format(record))
+
+
 class Pace(Observer):
     """Makes each step of an engine last so long, so that tests meet requests in their midst."""
 
@@ -110,16 +125,19 @@ def live_server(
     *,
     step_seconds: float = 0.0,
     send_buffer: int | None = None,
+    logs_errors: bool = False,
 ) -> Iterator[LiveServer]:
-    """Serve a model while the context lasts."""
+    """Serve a model while the context lasts, and see that nothing went wrong that nobody expected."""
     async_llm = AsyncLLM(llm, observers=[Pace(step_seconds)])
     app = create_app(async_llm, settings or ServerSettings(model_names=(MODEL,)))
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
+    config = uvicorn.Config(app, log_config=None, log_level="warning", timeout_graceful_shutdown=5)
     server = _Server(config)
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     if send_buffer is not None:  # which the connections inherit
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="test-server")
+    log = _Log(thread)
+    logging.getLogger("uvicorn.error").addHandler(log)
     thread.start()
     try:
         assert server.has_started.wait(timeout=60)
@@ -130,6 +148,8 @@ def live_server(
         server.should_exit = True
         thread.join(timeout=60)
         assert not thread.is_alive()
+        logging.getLogger("uvicorn.error").removeHandler(log)
+    assert logs_errors or not log.lines, "\n".join(log.lines)
 
 
 def events(response: httpx.Response) -> list[Any]:

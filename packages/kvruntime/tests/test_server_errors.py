@@ -179,13 +179,13 @@ def test_a_client_that_leaves_while_it_sends_harms_nobody(
 
 
 def test_what_nobody_expected_is_an_error_of_the_server_and_tells_no_prompt(
-    server: LiveServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(self: object, prompt: object) -> int:  # noqa: ARG001 -- as what it stands for
         raise LookupError("no such place")
 
     monkeypatch.setattr("kvruntime.server.service.Service.num_tokens_left", broken)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO), live_server(make_llm(), logs_errors=True) as server:
         error = error_of(server.post("/v1/chat/completions", CHAT), 500)
     assert error["type"] == "server_error"
     assert "no such place" not in error["message"]
