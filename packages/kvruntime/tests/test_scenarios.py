@@ -22,6 +22,12 @@ on a model whose keys are the tokens themselves.
 | a stop text is split over tokens | `test_detokenizer.py::test_a_stop_text_across_tokens_is_never_shown` |
 | who leaves goes on holding blocks | `TestWhoLeavesHoldsNothing` |
 | the queue has no end | `test_what_is_beyond_the_queue_is_refused_and_n_counts_n` |
+| the same over HTTP: a character or a stop text in parts | `test_server_fields.py::test_a_character_of_several_tokens_...`, `test_a_stop_text_that_comes_in_parts_...` |
+| the same over HTTP: who leaves, streamed or not | `test_server_faults.py::TestAClientThatLeaves` |
+| the same over HTTP: the queue has no end | `test_server_faults.py::TestAFullQueue` |
+| the same over HTTP: tenants | `test_server_errors.py::TestKeys::test_tenants_share_no_cached_blocks` |
+| the same over HTTP: samples that end together | `test_server.py::test_the_chunks_of_a_chat_have_the_shape_of_openai` |
+| chunks of a stream lack fields, end twice or not at all | `test_server.py::test_the_chunks_of_...` |
 | beam search stops too early or late | `test_beam_search.py::test_equals_transformers` |
 """
 

@@ -200,23 +200,35 @@ def test_a_stop_text_that_comes_in_parts_is_never_shown(client: openai.OpenAI, l
 
 
 def test_a_character_of_several_tokens_comes_whole(client: openai.OpenAI, llm: LLM) -> None:
-    """The model is made to say an emoji, byte by byte."""
-    ids = llm.tokenizer.encode("🙂")
-    assert len(ids) > 1
+    text = "a 🙂 b 👩‍👩‍👧 é"
+    assert len(llm.encode("🙂")) > 1
     asked: dict[str, Any] = {
         "prompt": "the",
-        "logit_bias": {str(token_id): 100 for token_id in ids},
         "max_tokens": 60,
+        "extra_body": {"structured_outputs": {"choice": [text]}},
+    }
+    [choice] = client.completions.create(model="tiny", **asked).choices
+    chunks = client.completions.create(model="tiny", **asked, stream=True)
+    parts = [chunk.choices[0].text for chunk in chunks]
+    assert choice.text == "".join(parts) == text
+    assert not any("\N{REPLACEMENT CHARACTER}" in part for part in parts)
+
+
+def test_what_is_cut_off_in_a_character_is_streamed_as_it_is_answered(
+    client: openai.OpenAI, llm: LLM
+) -> None:
+    """The model is made to say the bytes of an emoji in any order."""
+    asked: dict[str, Any] = {
+        "prompt": "the",
+        "logit_bias": {str(token_id): 100 for token_id in llm.encode("🙂")},
+        "max_tokens": 30,
         "seed": 0,
         "temperature": 5.0,
     }
     [choice] = client.completions.create(model="tiny", **asked).choices
-    chunks = [
-        chunk.choices[0].text
-        for chunk in client.completions.create(model="tiny", **asked, stream=True)
-    ]
-    assert "".join(chunks) == choice.text
-    assert "\N{REPLACEMENT CHARACTER}" in choice.text  # bytes that are no character, most of them
+    chunks = client.completions.create(model="tiny", **asked, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
+    assert "\N{REPLACEMENT CHARACTER}" in choice.text
 
 
 def test_logprobs_of_a_chat_are_those_of_the_engine(client: openai.OpenAI, llm: LLM) -> None:
