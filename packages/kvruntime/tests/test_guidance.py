@@ -276,6 +276,19 @@ def test_a_constraint_that_becomes_too_complex_ends_its_answer_alone(make_llm: M
     assert llm.stats.num_leaked_blocks == 0
 
 
+def test_matchers_of_one_constraint_know_nothing_of_each_other(
+    tiny_checkpoint: Callable[[str], Any],
+) -> None:
+    checkpoint = load_checkpoint(tiny_checkpoint("llama"))
+    guidance = Guidance(checkpoint.tokenizer, vocab_size=400, eos_token_ids=[EOS])
+    params = StructuredOutputsParams(regex="ab")
+    one, other = guidance.matcher(params), guidance.matcher(params)
+    first = one.allowed()
+    one.advance(checkpoint.tokenizer.encode("a")[0])
+    assert (one.allowed() != first).any()
+    assert (other.allowed() == first).all()
+
+
 def test_what_others_have_used_up_does_not_end_an_answer(
     tiny_checkpoint: Callable[[str], Any],
 ) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import openai
 import pydantic
 import pytest
 
-from kvruntime import LLM, EngineConfig
+from kvruntime import LLM, EngineConfig, StructuredOutputsParams
+from kvruntime.guidance import Guidance
+from kvruntime.server.protocol import ChatCompletionRequest
 
 from .serving import LiveServer, events, live_server
 from .tool_templates import TEMPLATES
@@ -210,6 +213,23 @@ def test_a_constraint_that_cannot_be_is_refused_with_the_reason(
     assert re.search(message, refusal(client, **settings))
 
 
+def test_constraints_are_compiled_beside_the_engine(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_ = Guidance._compile
+    threads = []
+
+    def note(guidance: Guidance, params: StructuredOutputsParams) -> Any:
+        threads.append(threading.current_thread().name)
+        return compile_(guidance, params)
+
+    monkeypatch.setattr(Guidance, "_compile", note)
+    for schema in ({"const": "beside"}, {"const": "beside"}, {"const": "again"}):
+        chat(client, extra_body={"structured_outputs": {"json": schema}})
+    assert len(threads) == 2
+    assert "kvruntime-engine" not in threads
+
+
 def test_a_constraint_that_becomes_too_complex_is_the_clients_fault(server: LiveServer) -> None:
     body = {
         "model": "tiny",
@@ -223,6 +243,8 @@ def test_a_constraint_that_becomes_too_complex_is_the_clients_fault(server: Live
     assert "Current row has" in answer.json()["error"]["message"]
     server.wait_until(lambda engine: not engine.has_work)
     assert server.ask(lambda engine: engine.stats().num_leaked_blocks) == 0
+    counted = server.get("/metrics").text
+    assert re.search(r'kvruntime:request_success_total\{finished_reason="error"\} 1', counted)
 
 
 # ── tools ────────────────────────────────────────────────────────────────────────────────────
@@ -297,6 +319,27 @@ def test_tools_that_must_not_be_called_are_not_shown(client: openai.OpenAI) -> N
     hidden = chat(client, max_tokens=20, tools=TOOLS, tool_choice="none")
     assert hidden.usage.prompt_tokens == plain.usage.prompt_tokens
     assert hidden.choices[0].message.content == plain.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_enforced"),
+    [
+        ({}, False),
+        ({"tools": TOOLS}, False),
+        ({"tools": TOOLS, "parallel_tool_calls": False}, True),
+        ({"tools": TOOLS, "tool_choice": "required"}, True),
+        ({"tools": TOOLS, "tool_choice": NAMED}, True),
+        ({"tools": TOOLS, "tool_choice": "none", "parallel_tool_calls": False}, False),
+        ({"tools": [{**NAMED, "function": {"name": "weather", "strict": True}}]}, True),
+    ],
+)
+def test_calls_are_enforced_where_that_is_asked_for(
+    fields: dict[str, Any],
+    is_enforced: bool,  # noqa: FBT001 -- pytest's
+) -> None:
+    body = {"model": "tiny", "messages": MESSAGES, **fields}
+    asked = ChatCompletionRequest.model_validate_json(json.dumps(body))
+    assert asked.enforces_tools is is_enforced
 
 
 @pytest.mark.parametrize(

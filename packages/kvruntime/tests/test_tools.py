@@ -1,5 +1,6 @@
 """Calls of tools: found in text however it comes, written by templates, enforced by constraints."""
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -216,6 +217,18 @@ def test_tags_that_are_special_tokens_are_decoded(tmp_path: Path) -> None:
     assert ids == backend.encode("a [TOOL_CALLS]b</s>").ids
     assert tokenizer.decode(ids) == "a [TOOL_CALLS]b"
     assert backend.decode(ids) == "a b"
+
+
+def test_a_chat_shows_tools_to_the_model(tiny_checkpoint: Callable[[str], Path]) -> None:
+    checkpoint = load_checkpoint(tiny_checkpoint("llama"))
+    template = "{{ messages[0].content }}{% if tools %} <tool_call> {{ tools[1].function.name }}{% endif %}"
+    checkpoint = dataclasses.replace(
+        checkpoint, tokenizer=Tokenizer(checkpoint.tokenizer.backend, {}, template)
+    )
+    llm = LLM(checkpoint, EngineConfig(num_blocks=16))
+    messages = [{"role": "user", "content": "x"}]
+    [output] = llm.chat(messages, SamplingParams(max_tokens=1), tools=TOOLS)
+    assert output.prompt == "x <tool_call> time"
 
 
 # ── constraints ──────────────────────────────────────────────────────────────────────────────

@@ -349,9 +349,9 @@ class _OpenRequest:
 
     @property
     def end_reason(self) -> str:
-        """What ended a finished request: its length if that ended any answer."""
+        """What ended a finished request: an error or its length if that ended any answer."""
         reasons = {sample.finish_reason for sample in self.request.answers()}
-        return "length" if "length" in reasons else "stop"
+        return next(reason for reason in ("error", "length", "stop") if reason in reasons)
 
     def deltas(self) -> list[Delta]:
         """What is new of each answer; from now on it is not new."""

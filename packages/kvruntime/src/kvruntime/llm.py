@@ -102,9 +102,16 @@ class LLM:
         *,
         priority: int | SequenceOf[int] = 0,
         cache_salt: str | None = None,
+        tools: SequenceOf[Mapping[str, Any]] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, through the model's own chat template."""
-        texts = [self.tokenizer.apply_chat_template(c) for c in _conversations(conversations)]
+        """Answer one conversation or several, through the model's own chat template.
+
+        `tools` are written as for the OpenAI API; `kvruntime.tools` finds their calls in an answer.
+        """
+        texts = [
+            self.tokenizer.apply_chat_template(conversation, tools=tools)
+            for conversation in _conversations(conversations)
+        ]
         encoded = [(text, self.encode(text, add_special_tokens=False)) for text in texts]
         return self._answer(encoded, params, priority, cache_salt)
 

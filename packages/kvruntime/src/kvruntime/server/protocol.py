@@ -307,9 +307,10 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def enforces_tools(self) -> bool:
-        """Whether calls are held to their schemas: where there must be one, or a tool is strict."""
+        """Whether calls are enforced: there must be one, or but one, or a tool is strict."""
         is_strict = any(tool.function.strict for tool in self.offered_tools)
-        return bool(self.offered_tools) and (self.tool_choice != "auto" or is_strict)
+        is_free = self.tool_choice == "auto" and self.parallel_tool_calls and not is_strict
+        return bool(self.offered_tools) and not is_free
 
     @property
     def limit(self) -> int | None:
