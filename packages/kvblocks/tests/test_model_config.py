@@ -657,7 +657,7 @@ VALUES = st.recursive(
 NAMES = sorted({name for fields, _ in [*FILES.values(), *WINDOWS.values()] for name in fields})
 
 
-@settings(max_examples=500)
+@settings(max_examples=500, deadline=None)
 @given(
     st.sampled_from(list(FILES.values())),
     st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4),

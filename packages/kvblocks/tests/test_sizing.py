@@ -5,7 +5,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvblocks import BlockManager
@@ -82,6 +82,7 @@ def test_s4_where_nothing_is_left_the_error_names_every_term() -> None:
     )
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 4096))
 def test_s5_tail_waste_is_below_a_block(num_tokens: int, block_size: int) -> None:
     waste = tail_waste_slots(num_tokens, block_size)
@@ -153,6 +154,7 @@ def test_s11_a_head_of_128_in_2_bytes_has_16_chunks() -> None:
 # ── the plan agrees with the manager ─────────────────────────────────────────────────────────────
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=8), st.sampled_from([1, 7, 16, 64]))
 def test_a_plan_is_what_the_manager_allocates(lengths: list[int], block_size: int) -> None:
     manager = BlockManager(2400, block_size, prefix_caching=False)
@@ -185,6 +187,7 @@ def test_no_sequences_take_nothing() -> None:
 # ── windows ──────────────────────────────────────────────────────────────────────────────────────
 
 
+@settings(deadline=None)
 @given(st.integers(0, 500), st.integers(1, 40), st.integers(1, 200))
 def test_a_window_holds_the_blocks_that_its_last_tokens_lie_in(
     num_tokens: int, block_size: int, window: int
@@ -210,6 +213,7 @@ def test_where_all_layers_have_a_window_its_blocks_are_the_blocks() -> None:
     assert plan.table_entries == 63 + 4
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 300), max_size=4), st.integers(1, 40))
 def test_a_window_that_nothing_outgrows_changes_nothing(lengths: list[int], size: int) -> None:
     plain = plan_blocks(lengths, size, bytes_per_token=6, pool_bytes=1000)
@@ -287,6 +291,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         parse_bytes(text)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**63 - 1))
 def test_a_number_of_bytes_is_read_as_it_is(num_bytes: int) -> None:
     assert parse_bytes(str(num_bytes)) == parse_bytes(f"{num_bytes}B") == num_bytes
