@@ -268,9 +268,11 @@ def mutants(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def gpu(session: nox.Session) -> None:
-    """Check and time the CUDA kernels on this machine's GPU: `nox -s gpu -- --json FILE`."""
+    """Check and time the CUDA kernels on this machine's GPU, then the engine on them: `-- --json FILE`."""
     install(session, "-e", "packages/kvkernels[cuda13]", "torch")
     session.run("python", "benchmarks/gpu/run.py", *session.posargs)
+    install_packages(session, *groups("test", "oracles"))
+    session.run("pytest", "packages/kvruntime/tests/test_cuda.py")
 
 
 @nox.session(default=False)

@@ -1,6 +1,7 @@
 """The command line as a person or a script meets it, in a process of its own."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,8 @@ def kvruntime(
     *arguments: str, cache: Path | None = None, stdout: Any = subprocess.PIPE, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": "/usr/bin:/bin", "COLUMNS": "100", "LANG": "C.UTF-8", **variables}
+    if searched := os.environ.get("PYTHONPATH"):
+        environment["PYTHONPATH"] = searched
     if cache:
         environment["KVRUNTIME_CACHE"] = str(cache)
     return subprocess.run(

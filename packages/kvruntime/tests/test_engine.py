@@ -10,7 +10,7 @@ import transformers
 
 import kvkernels
 from kvruntime import LLM, EngineConfig, InvalidRequest, RequestOutput, SamplingParams
-from kvruntime import model_runner as runner_module
+from kvruntime import attention as attention_module
 from kvruntime.request import Request
 
 FAMILIES = [
@@ -176,7 +176,7 @@ def test_every_token_goes_through_the_paged_kernel(
         raise RuntimeError("dense attention was called")
 
     attend = kvkernels.paged_attention
-    monkeypatch.setattr(runner_module, "paged_attention", counted)
+    monkeypatch.setattr(attention_module, "paged_attention", counted)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", refused)
     llm = make_llm()
     params = SamplingParams(n=2, max_tokens=5, seed=0, ignore_eos=True)

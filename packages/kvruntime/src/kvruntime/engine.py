@@ -16,6 +16,7 @@ from kvruntime.detokenizer import Detokenizer
 from kvruntime.engine_config import EngineConfig
 from kvruntime.errors import EngineBusy, InvalidRequest
 from kvruntime.guidance import Guidance, Matcher, constrain
+from kvruntime.kv_cache import block_bytes
 from kvruntime.logits_processors import History, process
 from kvruntime.model_runner import ModelRunner, StepLogits
 from kvruntime.models import Llama
@@ -40,7 +41,7 @@ class Engine:
         self, model: Llama, config: EngineConfig, tokenizer: Tokenizer | None = None
     ) -> None:
         self.config = config
-        self.block_bytes = config.block_size * model.config.kv_bytes_per_token()
+        self.block_bytes = block_bytes(model.config, config.block_size, config.kv_dtype)
         num_blocks = config.num_blocks or config.kv_memory_bytes // self.block_bytes
         if num_blocks < 1:
             raise InvalidRequest(
@@ -57,10 +58,7 @@ class Engine:
             num_host_blocks = 0 if config.preemption == "recompute" else num_blocks
         # First, since a pool beyond all memory is refused here.
         self.runner = ModelRunner(
-            model,
-            num_blocks=num_blocks,
-            block_size=config.block_size,
-            num_host_blocks=num_host_blocks,
+            model, config, num_blocks=num_blocks, num_host_blocks=num_host_blocks
         )
         self.manager = BlockManager(
             num_blocks,

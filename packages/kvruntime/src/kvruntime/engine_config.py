@@ -9,18 +9,34 @@ from typing import Literal, get_args
 
 from kvruntime.errors import InvalidRequest
 
-__all__ = ["Admission", "EngineConfig", "Eviction", "Policy", "Preemption", "SchedulerConfig"]
+__all__ = [
+    "Admission",
+    "Attention",
+    "Device",
+    "EngineConfig",
+    "Eviction",
+    "KVDtype",
+    "Policy",
+    "Preemption",
+    "SchedulerConfig",
+]
 
 Policy = Literal["fcfs", "priority"]
 Admission = Literal["prompt", "output"]
 Eviction = Literal["before", "after"]
 Preemption = Literal["recompute", "swap", "auto"]
+KVDtype = Literal["float32", "float16", "bfloat16", "fp8", "int8"]
+Attention = Literal["kernels", "sdpa"]
+Device = Literal["cpu", "cuda"]
 
 _CHOICES = {
     "policy": get_args(Policy),
     "admission": get_args(Admission),
     "eviction": get_args(Eviction),
     "preemption": get_args(Preemption),
+    "kv_dtype": get_args(KVDtype),
+    "attention": get_args(Attention),
+    "device": get_args(Device),
 }
 _MAY_BE_ZERO = {"skip_ahead", "log_steps", "num_host_blocks"}
 
@@ -82,6 +98,11 @@ class EngineConfig(SchedulerConfig):
             `preemption` swaps, and none where it does not.
         max_model_len: tokens of a prompt and its output; None takes the model's own limit.
         prefix_caching: reuse the blocks of equal prefixes.
+        kv_dtype: what keys and values are kept as; "fp8" is float8-e4m3. These and "int8" have a
+            scale for each token and head.
+        attention: "kernels" reads blocks where they lie; "sdpa" gathers them for torch's attention,
+            which is slow, and a check of the kernels.
+        device: "cuda" keeps weights and blocks on a GPU, and host blocks in pinned memory.
     """
 
     block_size: int = 16
@@ -90,6 +111,9 @@ class EngineConfig(SchedulerConfig):
     num_host_blocks: int | None = None
     max_model_len: int | None = None
     prefix_caching: bool = True
+    kv_dtype: KVDtype = "float32"
+    attention: Attention = "kernels"
+    device: Device = "cpu"
 
 
 def _require_integer(name: str, value: object) -> None:

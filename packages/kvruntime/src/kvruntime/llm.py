@@ -18,6 +18,7 @@ from typing import Any, TypeAlias, cast
 
 import torch
 
+from kvruntime.device import require_device
 from kvruntime.engine import Engine
 from kvruntime.engine_config import EngineConfig
 from kvruntime.errors import InvalidRequest
@@ -67,13 +68,16 @@ class LLM:
         if num_threads < 1:
             raise InvalidRequest(f"num_threads must be at least 1, got {num_threads}")
         config = config or EngineConfig()
+        require_device(config.device)
         checkpoint = (
             model if isinstance(model, Checkpoint) else load_checkpoint(model, progress=progress)
         )
         torch.set_num_threads(num_threads)
         self.tokenizer = checkpoint.tokenizer
         self.engine = Engine(
-            Llama(checkpoint.config, checkpoint.tensors), config, checkpoint.tokenizer
+            Llama(checkpoint.config, checkpoint.tensors, device=config.device),
+            config,
+            checkpoint.tokenizer,
         )
         self._progress = progress
         self._request_ids = count()

@@ -1,50 +1,28 @@
 """Running one step of a schedule through the model, on paged keys and values.
 
-Knows the model, the arrays of the cache and the kernels. Does not know requests' states, why these
+Knows the model, the cache and the backends of attention. Does not know requests' states, why these
 tokens were chosen to run, or what becomes of the logits.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvblocks import BlockSwap
-from kvkernels import copy_blocks, paged_attention, write_kv
-from kvruntime.errors import InvalidRequest
+from kvruntime.attention import BACKENDS, PagedBatch, write
+from kvruntime.engine_config import EngineConfig
+from kvruntime.kv_cache import KVCache
 from kvruntime.models import Llama
+from kvruntime.models.llama import Attention
 from kvruntime.steps import SchedulerOutput
 
-__all__ = ["KVCache", "ModelRunner", "StepLogits"]
-
-
-@dataclass(frozen=True, slots=True)
-class KVCache:
-    """Keys and values of every layer, float32 [num_blocks, num_kv_heads, block_size, head_dim]."""
-
-    keys: tuple[NDArray[np.float32], ...]
-    values: tuple[NDArray[np.float32], ...]
-
-    @classmethod
-    def empty(cls, num_layers: int, *shape: int) -> KVCache:
-        """Reserve the address space; the system provides memory when blocks are first written.
-
-        `InvalidRequest` where there is not as much.
-        """
-        try:
-            arrays = [np.zeros(shape, np.float32) for _ in range(2 * num_layers)]
-        except (MemoryError, ValueError) as error:  # beyond the memory; beyond any array
-            block_bytes = 2 * num_layers * math.prod(shape[1:]) * np.float32().nbytes
-            raise InvalidRequest(
-                f"the pool must fit into memory, got {shape[0]} blocks of {block_bytes} bytes"
-            ) from error
-        return cls(tuple(arrays[:num_layers]), tuple(arrays[num_layers:]))
+__all__ = ["ModelRunner", "StepLogits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,95 +38,80 @@ class StepLogits:
 
 
 class ModelRunner:
-    """Copies blocks, runs the flat batch of a step, and returns the logits that are asked for."""
+    """Copies blocks, runs the flat batch of a step, and returns the logits that are asked for.
+
+    The model's weights lie on `config.device`; logits are returned on the CPU.
+    """
 
     def __init__(
-        self, model: Llama, *, num_blocks: int, block_size: int, num_host_blocks: int = 0
+        self, model: Llama, config: EngineConfig, *, num_blocks: int, num_host_blocks: int = 0
     ) -> None:
-        config = model.config
         self.model = model
-        block_shape = (config.num_kv_heads, block_size, config.head_dim)
-        self.cache = KVCache.empty(config.num_layers, num_blocks, *block_shape)
-        self.host = KVCache.empty(config.num_layers, num_host_blocks, *block_shape)
+        self.device = config.device
+        self._attend = BACKENDS[config.attention]
+        make = partial(
+            KVCache, model.config, block_size=config.block_size, kv_dtype=config.kv_dtype
+        )
+        self.cache = make(num_blocks=num_blocks, device=self.device)
+        is_pinned = self.device != "cpu" and num_host_blocks > 0
+        self.host = make(num_blocks=num_host_blocks, is_pinned=is_pinned)
 
     def execute(self, output: SchedulerOutput) -> StepLogits:
         """Run a step; its KV is in the cache afterwards."""
-        _swap_blocks(self.cache, self.host, output.swaps_out)
-        _swap_blocks(self.host, self.cache, output.swaps_in)
-        if output.copies:
-            copy_blocks((*self.cache.keys, *self.cache.values), output.copies)
-        token_ids = np.fromiter(
-            chain.from_iterable(s.token_ids for s in output.scheduled), np.int64
+        self.cache.swap_to(self.host, output.swaps_out)
+        self.host.swap_to(self.cache, output.swaps_in)
+        self.cache.copy(output.copies)
+        scheduled = output.scheduled
+        token_ids = np.fromiter(chain.from_iterable(s.token_ids for s in scheduled), np.int64)
+        positions = np.concatenate([np.arange(s.start, s.stop) for s in scheduled])
+        bounds = np.cumsum([0, *(len(s.token_ids) for s in scheduled)], dtype=np.int32)
+        batch = PagedBatch(
+            cu_seqlens_q=self._place(bounds),
+            seq_lens=self._place(np.array([s.stop for s in scheduled], np.int32)),
+            block_table=self._place(np.asarray(output.block_tables)),
+            # Rows that only pad the batch write nothing.
+            slot_mapping=self._place(
+                _pad(np.array(output.slot_mapping, np.int64), self.model.row_multiple, fill=-1)
+            ),
         )
-        positions = np.concatenate([np.arange(s.start, s.stop) for s in output.scheduled])
-        attention = _PagedAttention(self.model, self.cache, output)
         hidden = self.model.forward(
-            torch.from_numpy(_pad(token_ids, self.model.row_multiple)),
-            torch.from_numpy(_pad(positions, self.model.row_multiple)),
-            attention,
+            self._rows(token_ids), self._rows(positions), self._attention(batch, len(token_ids))
         )
-        starts, ends = attention.cu_seqlens_q[:-1], attention.cu_seqlens_q[1:]
-        completing = ends[[s.completes for s in output.scheduled]] - 1
+        starts, ends = bounds[:-1], bounds[1:]
+        completing = ends[[s.completes for s in scheduled]] - 1
         whole = [
             self._logits(hidden, np.arange(start, end))
-            for item, start, end in zip(output.scheduled, starts, ends, strict=True)
+            for item, start, end in zip(scheduled, starts, ends, strict=True)
             if item.wants_logits
         ]
         return StepLogits(self._logits(hidden, completing), tuple(whole))
 
+    def _attention(self, batch: PagedBatch, num_rows: int) -> Attention:
+        """What the model calls in each layer: write keys and values, then attend."""
+
+        def attention(
+            layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        ) -> torch.Tensor:
+            cache = self.cache.layers[layer]
+            write(k, v, cache, batch)
+            window = self.model.config.sliding_windows[layer]
+            window_left = -1 if window is None else window - 1
+            out = torch.zeros_like(q)
+            out[:num_rows] = self._attend(q[:num_rows], cache, batch, window_left)
+            return out
+
+        return attention
+
     def _logits(self, hidden: torch.Tensor, rows: NDArray[np.integer]) -> torch.Tensor:
-        return self.model.logits(hidden[torch.from_numpy(_pad(rows, self.model.row_multiple))])[
-            : len(rows)
-        ]
+        return self.model.logits(hidden[self._rows(rows)])[: len(rows)].cpu()
 
+    def _rows(self, values: NDArray[np.integer]) -> torch.Tensor:
+        """Numbers of rows, lengthened to the multiple at which results do not depend on the batch."""
+        return torch.from_numpy(_pad(values, self.model.row_multiple)).to(self.device)
 
-class _PagedAttention:
-    """What the model calls in each layer of one step: write keys and values, then attend."""
-
-    def __init__(self, model: Llama, cache: KVCache, output: SchedulerOutput) -> None:
-        self._config = model.config
-        self._cache = cache
-        scheduled = output.scheduled
-        self.cu_seqlens_q = np.cumsum([0, *(len(s.token_ids) for s in scheduled)], dtype=np.int32)
-        self._seq_lens = np.array([s.stop for s in scheduled], np.int32)
-        self._block_table = np.asarray(output.block_tables)
-        # Rows that only pad the batch write nothing.
-        self._slot_mapping = _pad(
-            np.array(output.slot_mapping, np.int64), model.row_multiple, fill=-1
-        )
-
-    def __call__(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> torch.Tensor:
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
-        write_kv(k.numpy(), v.numpy(), keys, values, self._slot_mapping)
-        window = self._config.sliding_windows[layer]
-        num_rows = self.cu_seqlens_q[-1]
-        out = torch.zeros_like(q)
-        paged_attention(
-            q.numpy()[:num_rows],
-            keys,
-            values,
-            self._block_table,
-            self._seq_lens,
-            cu_seqlens_q=self.cu_seqlens_q,
-            window_left=-1 if window is None else window - 1,
-            out=out.numpy()[:num_rows],
-        )
-        return out
-
-
-def _swap_blocks(source: KVCache, destination: KVCache, swaps: Sequence[BlockSwap]) -> None:
-    """Copy whole blocks of every layer from one cache to the other."""
-    if not swaps:
-        return
-    sources, destinations = np.array(swaps).T
-    for ours, theirs in zip(
-        chain(source.keys, source.values),
-        chain(destination.keys, destination.values),
-        strict=True,
-    ):
-        theirs[destinations] = ours[sources]
+    def _place(self, array: NDArray[np.integer]) -> Any:
+        """An array where the kernels want it: as it is, or in the memory of the GPU."""
+        return array if self.device == "cpu" else torch.from_numpy(array).to(self.device)
 
 
 def _pad(values: NDArray[np.integer], multiple: int, fill: int = 0) -> NDArray[np.int64]:

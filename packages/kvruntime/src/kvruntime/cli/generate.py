@@ -5,7 +5,15 @@ from typing import Annotated, cast
 import typer
 
 from kvruntime.cli import options
-from kvruntime.engine_config import Admission, EngineConfig, Eviction, Preemption
+from kvruntime.engine_config import (
+    Admission,
+    Attention,
+    Device,
+    EngineConfig,
+    Eviction,
+    KVDtype,
+    Preemption,
+)
 from kvruntime.errors import InvalidRequest
 from kvruntime.sampling_params import SamplingParams
 
@@ -38,6 +46,9 @@ def generate(
     eviction: options.Eviction = "before",
     preemption: options.Preemption = "recompute",
     num_host_blocks: options.NumHostBlocks = None,
+    kv_dtype: options.KVDtype = "float32",
+    attention: options.Attention = "kernels",
+    device: options.Device = "cpu",
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Say who waited, was preempted and why.")
     ] = False,
@@ -69,6 +80,9 @@ def generate(
         eviction=cast("Eviction", eviction),
         preemption=cast("Preemption", preemption),
         num_host_blocks=num_host_blocks,
+        kv_dtype=cast("KVDtype", kv_dtype),
+        attention=cast("Attention", attention),
+        device=cast("Device", device),
         # A step computes one token at least, so that this is all of them.
         log_steps=100_000 if verbose else 1,
     )

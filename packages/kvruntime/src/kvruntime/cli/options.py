@@ -9,9 +9,12 @@ import typer
 
 __all__ = [
     "Admission",
+    "Attention",
     "BlockSize",
+    "Device",
     "Eviction",
     "Json",
+    "KVDtype",
     "MaxNumBatchedTokens",
     "MaxNumSeqs",
     "Model",
@@ -51,3 +54,10 @@ NumHostBlocks = Annotated[
     int | None,
     typer.Option(help="Blocks of the host to swap to.  [default: as many as the pool has]"),
 ]
+KVDtype = Annotated[
+    str, typer.Option(help="Keys and values as float32, float16, bfloat16, fp8 or int8.")
+]
+Attention = Annotated[
+    str, typer.Option(help="kernels, or sdpa: torch on gathered blocks, a slow check.")
+]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]

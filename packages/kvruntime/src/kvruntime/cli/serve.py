@@ -70,6 +70,9 @@ def serve(
     eviction: options.Eviction = "before",
     preemption: options.Preemption = "auto",
     num_host_blocks: options.NumHostBlocks = None,
+    kv_dtype: options.KVDtype = "float32",
+    attention: options.Attention = "kernels",
+    device: options.Device = "cpu",
 ) -> None:
     """Serve a model to OpenAI's clients, until Ctrl-C."""
     config = EngineConfig(
@@ -85,6 +88,9 @@ def serve(
         eviction=cast("engine_config.Eviction", eviction),
         preemption=cast("engine_config.Preemption", preemption),
         num_host_blocks=num_host_blocks,
+        kv_dtype=cast("engine_config.KVDtype", kv_dtype),
+        attention=cast("engine_config.Attention", attention),
+        device=cast("engine_config.Device", device),
         max_num_waiting=max_num_waiting,
         max_num_waiting_tokens=max_num_waiting_tokens,
     )

@@ -75,6 +75,8 @@ def row_multiple(linears: Iterable[Linear]) -> int:
 
 @torch.inference_mode()
 def _pack(weight: torch.Tensor) -> torch.Tensor | None:
+    if weight.device.type != "cpu":
+        return None
     # The number of rows is a hint; a hint of one would choose another kernel.
     try:
         packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 32)  # noqa: SLF001

@@ -108,13 +108,18 @@ class _Layer:
 class Llama:
     """A decoder-only transformer; the four families differ in what `config` says only.
 
-    `tensors` holds what `tensor_shapes(config)` names, in float32. Fused copies of the projections
+    `tensors` holds what `tensor_shapes(config)` names, in float32; on another device than the CPU
+    they are moved there, with all that runs. Fused copies of the projections
     are made, and packed ones, so building costs some passes over the weights and their memory twice.
     `row_multiple` holds for the number of threads that torch uses when it is built.
     """
 
-    def __init__(self, config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self, config: ModelConfig, tensors: Mapping[str, torch.Tensor], *, device: str = "cpu"
+    ) -> None:
         self.config = config
+        if device != "cpu":
+            tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
         self._embedding = tensors["model.embed_tokens.weight"]
         self._layers = [_Layer.of(tensors, index) for index in range(config.num_layers)]
         self._norm = tensors["model.norm.weight"]
@@ -123,7 +128,7 @@ class Llama:
         )
         linears = chain.from_iterable(layer.linears for layer in self._layers)
         self.row_multiple = row_multiple((*linears, self._head))
-        self._frequencies = inverse_frequencies(config.rope, config.head_dim)
+        self._frequencies = inverse_frequencies(config.rope, config.head_dim).to(device)
 
     @torch.inference_mode()
     def forward(
