@@ -104,14 +104,18 @@ class Ledger:
 
     def get_all(self, seq_ids: Iterable[SequenceId]) -> list[Sequence]:
         """Sequences in the pool, with their lengths up to date. Raises what `get` does."""
-        try:
-            listed = [self.sequences[seq_id] for seq_id in seq_ids]
-        except KeyError as error:
-            raise self._absent(error.args[0]) from None
+        listed = self.get_tables(seq_ids)
         for sequence in listed:
             if sequence.batch is not None:
                 sequence.batch.settle(sequence)
         return listed
+
+    def get_tables(self, seq_ids: Iterable[SequenceId]) -> list[Sequence]:
+        """Sequences in the pool, whose lengths are not asked for. Raises what `get` does."""
+        try:
+            return [self.sequences[seq_id] for seq_id in seq_ids]
+        except KeyError as error:
+            raise self._absent(error.args[0]) from None
 
     def find(self, seq_id: SequenceId) -> Sequence:
         """A sequence in the pool or out of it, with its lengths up to date. `UnknownSequence`."""

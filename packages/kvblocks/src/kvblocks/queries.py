@@ -146,7 +146,7 @@ class Queries:
         >>> out.tolist()
         [[0, 1, -1], [2, -1, -1]]
         """
-        sequences = self._ledger.get_all(list(seq_ids))
+        sequences = self._ledger.get_tables(list(seq_ids))
         write_rows(out, [sequence.table_of(group) for sequence in sequences])
 
     def write_slot_mapping(self, out: object, plan: StepPlan, group: int = 0) -> None:
