@@ -24,7 +24,6 @@ CASES: dict[str, Callable[[Checkpoint], dict[str, Any]]] = {
     "first token": speed.first_token,
     "bookkeeping": speed.bookkeeping,
     "batch size": speed.by_batch_size,
-    "compute bound": speed.compute_bound,
     "kv dtype": accuracy.accuracy,
 }
 
@@ -41,23 +40,22 @@ def main() -> int:
         return 2
     torch.set_num_threads(1)
     checkpoint = load_checkpoint("smollm2")
-    results = {}
+    told: dict[str, Any] = {
+        "command": " ".join(["python -m benchmarks.engine_memory", *sys.argv[1:]]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": f"{platform.machine()}, {platform.platform()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "unit": "processor time of one thread, where time is measured",
+        "results": {},
+    }
     for name in only:
         sys.stderr.write(f"{name}\n")
-        results[name] = CASES[name](checkpoint)
-        sys.stdout.write(f"\n{name}\n\n{_table(results[name])}\n")
+        told["results"][name] = CASES[name](checkpoint)
+        sys.stdout.write(f"\n{name}\n\n{_table(told['results'][name])}\n")
         sys.stdout.flush()
-    if options.json:
-        told = {
-            "command": " ".join(["python -m benchmarks.engine_memory", *sys.argv[1:]]),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": f"{platform.machine()}, {platform.platform()}",
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "unit": "processor time of one thread, where time is measured",
-            "results": results,
-        }
-        options.json.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        if options.json:
+            options.json.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

@@ -19,6 +19,7 @@ from kvruntime.weights import Checkpoint
 
 # Mean lengths of prompts and outputs in the workloads of the paper (Kwon et al., SOSP 2023).
 LENGTHS = {"Alpaca": (19, 58), "ShareGPT": (161, 338)}
+NUM_PROMPTS = {"Alpaca": 4, "ShareGPT": 1}  # that beams follow
 TEXTS = (
     "The old lighthouse keeper opened the door and saw ",
     "A page table is a data structure that an operating system uses to ",
@@ -39,7 +40,7 @@ def sharing(checkpoint: Checkpoint) -> dict[str, Any]:
         found[f"4 samples, {name}"] = _saved(engine, requests)
         llm = LLM(checkpoint, EngineConfig(num_blocks=1024, prefix_caching=False))
         beams = BeamSearchParams(num_beams=4, max_tokens=num_output, ignore_eos=True)
-        prompts = [_prompt(llm, text, num_prompt) for text in TEXTS]
+        prompts = [_prompt(llm, text, num_prompt) for text in TEXTS[: NUM_PROMPTS[name]]]
         requests = [Request(i, "", prompt, beams, seed=0) for i, prompt in enumerate(prompts)]
         found[f"4 beams, {name}"] = _saved(llm.engine, requests)
     return found

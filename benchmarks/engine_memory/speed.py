@@ -92,30 +92,14 @@ def by_batch_size(checkpoint: Checkpoint) -> dict[str, Any]:
     """Generated tokens a processor second, prompts of 40 tokens and outputs of 24."""
     params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
     found = {}
-    for count in (1, 2, 4, 8, 16, 32, 64, 128):
+    for count in (1, 2, 4, 8, 16, 32, 64):
         llm = LLM(
             checkpoint, EngineConfig(num_blocks=768, max_num_seqs=count, prefix_caching=False)
         )
         rates = []
-        for repeat in range(3 if count < 64 else 2):
+        for repeat in range(2):
             prompts = [request(1000 * repeat + i, 40, 1).prompt_token_ids for i in range(count)]
             used = seconds_of(lambda p=prompts, llm=llm: llm.generate(p, params))
             rates.append(count * 24 / used)
         found[str(count)] = round(max(rates), 1)
-    return found
-
-
-def compute_bound(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Eight prompts of 256 tokens and one token each: paging saves memory, and no time."""
-    one = SamplingParams(max_tokens=1, temperature=0)
-    prompts = [request(500 + i, 256, 1).prompt_token_ids for i in range(8)]
-    found = {}
-    # A slot for every token the model could take, or the blocks that one step needs.
-    for name, num_blocks in {"2,048 slots a sequence": 8 * 128, "paged, two at a time": 34}.items():
-        llm = LLM(checkpoint, EngineConfig(num_blocks=num_blocks, prefix_caching=False))
-        used = min(seconds_of(lambda llm=llm: llm.generate(prompts, one)) for _ in range(3))
-        found[name] = {
-            "tokens a processor second": round(8 * 256 / used),
-            "MiB": round(num_blocks * llm.engine.block_bytes / 2**20, 1),
-        }
     return found
