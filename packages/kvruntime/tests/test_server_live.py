@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from kvruntime import EngineConfig, SamplingParams
 from kvruntime.engine import Engine
 from kvruntime.errors import EngineUnavailable
-from kvruntime.request import Request
+from kvruntime.request import FinishReason, Request
 from kvruntime.server.live import STATES, LiveBlocks, Snapshot, snapshot
 
 from .simulated_model import simulated_engine
@@ -108,6 +108,15 @@ def test_a_request_that_ends_leaves_the_snapshot_with_its_blocks() -> None:
     engine.abort(request)
     found = snapshot(engine)
     assert (found["requests"], set(found["states"]), set(found["ref_counts"])) == ([], {"f"}, {0})
+
+
+def test_a_sample_that_ended_leaves_its_request() -> None:
+    engine = engine_of()
+    request = add(engine, 0, 6, n=3)
+    engine.step()
+    engine.scheduler.finish(request.sequences[1], FinishReason.STOP)
+    [found] = snapshot(engine)["requests"]
+    assert [sequence["index"] for sequence in found["sequences"]] == [0, 2]
 
 
 def test_who_waits_holds_nothing() -> None:
