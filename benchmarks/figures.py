@@ -361,20 +361,84 @@ def batching_ratios() -> str:
     return table(["eight requests", "room for one", "room for eight", "of the two"], rows)
 
 
+def _attention_cpu(*, batch: int, block_size: int | None = None) -> list[dict[str, Any]]:
+    """The rows of steps of a batch, of one block size or of all."""
+    return [
+        row
+        for row in result("attention-cpu")["rows"]
+        if row["batch"] == batch and block_size in {None, row["block_size"]}
+    ]
+
+
 def attention_cpu_shares() -> str:
     """Decode attention as a share of what the memory can be read at."""
     rows = [
         [
             row["dtype"],
-            *(str(row[name]) for name in ("batch", "context", "num_threads")),
-            *(f"{row[name]:.2f}" for name in ("fraction_of_in_order", "fraction_of_linear")),
-            f"{row['attention_gb_per_s']:.0f} GB/s",
+            str(row["num_threads"]),
+            *(
+                f"{row[name]:.2f} ({row[f'{name}_least']:.2f})"
+                for name in ("fraction_of_in_order", "fraction_of_linear")
+            ),
+            f"{row['attention_gb_per_s']:.1f} GB/s",
         ]
-        for row in result("attention-cpu")["rows"]
-        if row["block_size"] == 16
+        for row in _attention_cpu(batch=8, block_size=16)
     ]
-    head = ["dtype", "batch", "context", "threads"]
-    return table([*head, "of a same-order read", "of a linear read", "attention"], rows)
+    head = ["cache", "threads", "of a same-order read", "of a linear read", "attention"]
+    return table(head, rows)
+
+
+def attention_cpu_blocks() -> str:
+    """The same for each block size, on one thread, beside the slots that stay empty."""
+    found: dict[int, dict[str, dict[str, Any]]] = {}
+    for row in _attention_cpu(batch=8):
+        if row["num_threads"] == 1:
+            found.setdefault(row["block_size"], {})[row["dtype"]] = row
+    dtypes = ["float32", "bfloat16", "float16"]
+    rows = [
+        [
+            str(size),
+            *(
+                f"{by_dtype[dtype]['fraction_of_in_order']:.2f}, "
+                f"{by_dtype[dtype]['fraction_of_linear']:.2f}"
+                for dtype in dtypes
+            ),
+            f"{by_dtype['float32']['tail_waste']:.2%}",
+        ]
+        for size, by_dtype in sorted(found.items())
+    ]
+    return table(["block", *dtypes, "tail waste"], rows)
+
+
+def attention_cpu_beside() -> str:
+    """How many times as long torch takes, with keys that are contiguous already and after a gather."""
+    rows = [
+        [
+            row["dtype"],
+            str(row["num_threads"]),
+            *(f"{row[f'times_{name}']:.1f}x" for name in ("sdpa_contiguous", "gather_and_sdpa")),
+        ]
+        for row in _attention_cpu(batch=8, block_size=16)
+        if "times_sdpa_contiguous" in row
+    ]
+    return table(["dtype", "threads", "SDPA", "gather + SDPA"], rows)
+
+
+def attention_cpu_single() -> str:
+    """What a call costs beyond the read, for one sequence of 512 tokens."""
+    rows = [
+        [
+            row["dtype"],
+            str(row["num_threads"]),
+            f"{row['microseconds_least']:.0f}",
+            f"{row['microseconds_in_order_least']:.0f}",
+            f"{row['microseconds_least'] - row['microseconds_in_order_least']:.0f}",
+            f"{row['microseconds']:.0f}",
+        ]
+        for row in _attention_cpu(batch=1)
+    ]
+    head = ["dtype", "threads", "least, microseconds", "same-order read", "more", "median"]
+    return table(head, rows)
 
 
 def speed_by_block_size() -> dict[str, dict[int, float]]:
@@ -412,6 +476,9 @@ FIGURES: dict[str, Callable[[], str]] = {
     "allocator/command": _command("allocator"),
     "attention-cpu/shares": attention_cpu_shares,
     "attention-cpu/block-sizes": attention_cpu_block_sizes,
+    "attention-cpu/beside": attention_cpu_beside,
+    "attention-cpu/blocks": attention_cpu_blocks,
+    "attention-cpu/single": attention_cpu_single,
     "attention-cpu/command": _command("attention-cpu"),
     "engine/rates": engine_rates,
     "engine/ratios": engine_ratios,

@@ -82,19 +82,21 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The medians of one pool: seconds a call, and what they say.
+    """What was measured of one pool: the median seconds of each call, and what they say.
 
     Attributes:
         shape: What was computed.
         num_threads: On how many threads.
         num_bytes: Of keys and values that a call reads.
         seconds: Of "attend", "in_order", "linear", and of whatever else was called.
+        least_seconds: The least of each: what a busy machine disturbs least.
     """
 
     shape: Shape
     num_threads: int
     num_bytes: int
     seconds: dict[str, float] = field(default_factory=dict)
+    least_seconds: dict[str, float] = field(default_factory=dict)
 
     def gb_per_s(self, name: str = "attend") -> float:
         """Gigabytes a second of one of the calls."""
@@ -103,6 +105,10 @@ class Reading:
     def fraction_of(self, name: str) -> float:
         """How fast attention reads, as a share of another call."""
         return self.seconds[name] / self.seconds["attend"]
+
+    def least_fraction_of(self, name: str) -> float:
+        """The same of the least times."""
+        return self.least_seconds[name] / self.least_seconds["attend"]
 
     @property
     def tail_waste(self) -> float:
@@ -125,9 +131,13 @@ class Reading:
             "linear_gb_per_s": self.gb_per_s("linear"),
             "fraction_of_in_order": self.fraction_of("in_order"),
             "fraction_of_linear": self.fraction_of("linear"),
+            "fraction_of_in_order_least": self.least_fraction_of("in_order"),
+            "fraction_of_linear_least": self.least_fraction_of("linear"),
             "tail_waste": self.tail_waste,
             "microseconds": self.seconds["attend"] * 1e6,
             "microseconds_in_order": self.seconds["in_order"] * 1e6,
+            "microseconds_least": self.least_seconds["attend"] * 1e6,
+            "microseconds_in_order_least": self.least_seconds["in_order"] * 1e6,
             **{
                 f"times_{name}": self.fraction_of(name)
                 for name in self.seconds
@@ -137,7 +147,7 @@ class Reading:
 
 
 def measure(pool: Pool, rounds: int, others: dict[str, Call] | None = None) -> Reading:
-    """Time a pool's calls and others; rounds alternate, the first is thrown away, medians stay.
+    """Time a pool's calls and others; rounds alternate, and the first is thrown away.
 
     One thread's time is its processor time, which other processes do not lengthen.
     """
@@ -157,4 +167,5 @@ def measure(pool: Pool, rounds: int, others: dict[str, Call] | None = None) -> R
             if n:
                 seconds[name].append(clock() - start)
     medians = {name: statistics.median(found) for name, found in seconds.items()}
-    return Reading(pool.shape, num_threads, pool.num_bytes, medians)
+    least = {name: min(found) for name, found in seconds.items()}
+    return Reading(pool.shape, num_threads, pool.num_bytes, medians, least)

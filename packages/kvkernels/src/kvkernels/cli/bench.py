@@ -20,8 +20,9 @@ def add_parser(commands: "Subparsers[Parser]") -> None:
         description=(
             "Measure attention of one decode step (32 query heads, 8 KV heads, head dim 128) over\n"
             "blocks in random order, beside a read of the same blocks in the same order and a read\n"
-            "in one line, in alternating rounds. On one thread time is processor time. Compare\n"
-            "within a run: machines change their speed."
+            "in one line, in alternating rounds. Medians are shown, and in brackets shares of the\n"
+            "least times. On one thread time is processor time. Compare within a run: machines\n"
+            "change their speed."
         ),
         epilog="Example:\n  kvkernels bench --dtypes float32 --block-sizes 16,64 --threads 1",
     )
@@ -97,9 +98,9 @@ def _cells(reading: "Reading") -> list[str]:
         f"{shape.batch} x {shape.context}",
         str(reading.num_threads),
         f"{reading.gb_per_s():.1f}",
-        f"{reading.fraction_of('in_order'):.2f}",
+        f"{reading.fraction_of('in_order'):.2f} ({reading.least_fraction_of('in_order'):.2f})",
         f"{reading.gb_per_s('in_order'):.1f}",
-        f"{reading.fraction_of('linear'):.2f}",
+        f"{reading.fraction_of('linear'):.2f} ({reading.least_fraction_of('linear'):.2f})",
         f"{reading.gb_per_s('linear'):.1f}",
         f"{reading.tail_waste:.2%}",
         f"{reading.seconds['attend'] * 1e6:.0f}",
