@@ -223,7 +223,7 @@ def bench(session: nox.Session) -> None:
     module = name.replace("-", "_")
     # The peers' needs stay out of every other environment, and so do the peers.
     requirements = ("-r", f"benchmarks/{module}/requirements.txt")
-    if name in {"batching", "engine", "engine-memory"}:
+    if name in {"batching", "engine", "engine-memory", "serve"}:
         install_packages(session, *requirements)
         install_smollm2(session)
     else:

@@ -461,6 +461,35 @@ def attention_cpu_block_sizes() -> str:
     return table(["block size", *map(str, sizes)], rows)
 
 
+def serve_rates() -> str:
+    """What both servers take at each rate of requests."""
+    servers = ("kvruntime", "vllm")
+    rows = []
+    for rate, measured in result("serve")["results"].items():
+        cells = (
+            number(median(one[metric] for one in measured[server]))
+            if metric == "cpu_ms_per_output_token"
+            else f"{median(one[metric]['p50'] for one in measured[server]):,.0f}"
+            for metric in ("normalized_latency", "ttft", "cpu_ms_per_output_token")
+            for server in servers
+        )
+        rows.append([rate, *cells])
+    head = [
+        f"{what}, {server}"
+        for what in ("ms a token", "first token, ms", "processor ms a token")
+        for server in ("kvruntime", "vLLM")
+    ]
+    return table(["requests a second", *head], rows, left=0)
+
+
+def serve_highest() -> str:
+    """The highest rate of each server within the bound."""
+    found = result("serve")
+    highest, bound = found["highest_rate"], found["bound_ms_per_token"]
+    each = (f"{_ENGINES[server]} up to {highest[server]} a second" for server in highest)
+    return f"within {bound:g} ms a token at the median: {', '.join(each)}"
+
+
 def _command(name: str) -> Callable[[], str]:
     def render() -> str:
         found = result(name)
@@ -495,6 +524,9 @@ FIGURES: dict[str, Callable[[], str]] = {
     "memory/waste": memory_waste,
     "memory/waste-azure": memory_waste_azure,
     "memory/waste-states": memory_waste_states,
+    "serve/command": _command("serve"),
+    "serve/highest": serve_highest,
+    "serve/rates": serve_rates,
     "simulate/ratios": simulate_ratios,
     "simulate/command": _command("simulate"),
     "simulate/lru": simulate_lru,

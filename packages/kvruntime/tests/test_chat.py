@@ -31,8 +31,14 @@ class Parrot:
     def __init__(self) -> None:
         self.asked: list[list[Message]] = []
         self.num_closed = 0
+        self.answers: list[Generator[str, None, None]] = []
 
     def answer(self, messages: Sequence[Message], turn: Turn) -> Generator[str, None, None]:
+        answer = self._words(messages, turn)
+        self.answers.append(answer)  # so that nobody closes it by forgetting it
+        return answer
+
+    def _words(self, messages: Sequence[Message], turn: Turn) -> Generator[str, None, None]:
         self.asked.append(list(messages))
         words = messages[-1]["content"].split()
         if words == ["refuse"]:

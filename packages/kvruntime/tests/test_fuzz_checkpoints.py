@@ -140,6 +140,17 @@ def test_a_gguf_file_says_nothing_twice(spoil: object, message: str, tmp_path: P
         load_checkpoint(path, cache_dir=tmp_path / "cache")
 
 
+@pytest.mark.parametrize("kind", [0, 99])
+def test_a_long_name_makes_no_long_sentence(kind: int, tmp_path: Path) -> None:
+    file = make_gguf()
+    file.tensors[0] = (b"x" * 100_000, [32], kind, 0)
+    path = tmp_path / "a.gguf"
+    path.write_bytes(file.to_bytes())
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(path, cache_dir=tmp_path / "cache")
+    assert len(str(caught.value)) < 400
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -83,7 +83,7 @@ def check_shapes(
     for name in shapes:
         if name not in needed and not _is_ignorable(name, config):
             raise CheckpointError(
-                f"{source}: tensor {name!r} does not belong to a model of type {config.architecture}"
+                f"{source}: tensor {name!r:.80} does not belong to a model of type {config.architecture}"
             )
     return frozenset(needed)
 

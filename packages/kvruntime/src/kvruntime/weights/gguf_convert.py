@@ -90,7 +90,7 @@ def _huggingface_name(name: str) -> str:
     stem, _, kind = name.rpartition(".")
     if stem in _MODEL_NAMES and kind == "weight":
         return f"{_MODEL_NAMES[stem]}.weight"
-    raise CheckpointError(f"the tensor {name!r} belongs to no architecture that is supported")
+    raise CheckpointError(f"the tensor {name!r:.80} belongs to no architecture that is supported")
 
 
 def _half_split_rows(weight: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
@@ -110,7 +110,7 @@ def _model_settings(source: GGUFFile) -> dict[str, Any]:
     architecture = metadata.one("general.architecture", str)
     if architecture not in _CLASSES:
         raise CheckpointError(
-            f"general.architecture must be one of {', '.join(_CLASSES)}, got {architecture!r}"
+            f"general.architecture must be one of {', '.join(_CLASSES)}, got {architecture!r:.80}"
         )
     if metadata.values.get(f"{architecture}.attention.sliding_window"):
         raise CheckpointError(
@@ -184,7 +184,7 @@ def _rope_parameters(source: GGUFFile, architecture: str, head_dim: int) -> dict
         return {**parameters, "rope_type": "linear", "factor": factor}
     if kind != "none":
         raise CheckpointError(
-            f"{architecture}.rope.scaling.type must be none or linear, got {kind!r}"
+            f"{architecture}.rope.scaling.type must be none or linear, got {kind!r:.80}"
         )
     return parameters
 

@@ -109,7 +109,9 @@ class GGUFFile:
         entries = [cursor.tensor_entry() for _ in range(num_tensors)]
         alignment = self.metadata.values.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:
-            raise CheckpointError(f"{path}: general.alignment must be positive, got {alignment!r}")
+            raise CheckpointError(
+                f"{path}: general.alignment must be positive, got {alignment!r:.80}"
+            )
         start = -(-cursor.position // alignment) * alignment
         self.tensors: Mapping[str, GGUFTensor] = {
             name: self._locate(name, shape, type_id, start + offset)
@@ -133,7 +135,7 @@ class GGUFFile:
                 values = self._gguf.dequantize(raw.reshape(*tensor.shape[:-1], -1), kind)
         except NotImplementedError as error:
             raise CheckpointError(
-                f"{self.path}: tensor {tensor.name!r} is stored as {kind.name}, "
+                f"{self.path}: tensor {tensor.name!r:.80} is stored as {kind.name}, "
                 "which cannot be dequantised"
             ) from error
         return np.ascontiguousarray(values, dtype=np.float32).reshape(tensor.shape)
@@ -143,18 +145,18 @@ class GGUFFile:
             kind = self._gguf.GGMLQuantizationType(type_id)
         except ValueError as error:
             raise CheckpointError(
-                f"{self.path}: tensor {name!r} is of the unknown quantisation type {type_id}"
+                f"{self.path}: tensor {name!r:.80} is of the unknown quantisation type {type_id}"
             ) from error
         block_size, block_bytes = self._gguf.GGML_QUANT_SIZES[kind]
         if shape[-1] % block_size:
             raise CheckpointError(
-                f"{self.path}: a row of tensor {name!r} must be a multiple of {block_size} values "
+                f"{self.path}: a row of tensor {name!r:.80} must be a multiple of {block_size} values "
                 f"as {kind.name}, got {shape[-1]}"
             )
         num_bytes = prod(shape) // block_size * block_bytes
         if offset + num_bytes > len(self._data):
             raise CheckpointError(
-                f"{self.path} is truncated: tensor {name!r} ends at byte {offset + num_bytes}, "
+                f"{self.path} is truncated: tensor {name!r:.80} ends at byte {offset + num_bytes}, "
                 f"the file at {len(self._data)}"
             )
         return GGUFTensor(name, shape, type_id, offset, num_bytes)
@@ -237,7 +239,7 @@ class _Cursor:
             return self.string()
         if type_id in _SCALARS:
             return self.scalar(type_id)
-        raise CheckpointError(f"{self._path}: {key!r} is of the unknown value type {type_id}")
+        raise CheckpointError(f"{self._path}: {key!r:.80} is of the unknown value type {type_id}")
 
     def tensor_entry(self) -> tuple[str, tuple[int, ...], int, int]:
         """Read one row of the tensor table: name, shape, type and offset within the data."""
@@ -245,10 +247,10 @@ class _Cursor:
         num_dimensions = self.scalar(4)
         if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
             raise CheckpointError(
-                f"{self._path}: tensor {name!r} must have 1 to {_MAX_DIMENSIONS} dimensions, "
+                f"{self._path}: tensor {name!r:.80} must have 1 to {_MAX_DIMENSIONS} dimensions, "
                 f"got {num_dimensions}"
             )
         innermost_first = self._scalars(10, num_dimensions)
         if not all(innermost_first):
-            raise CheckpointError(f"{self._path}: tensor {name!r} has an empty dimension")
+            raise CheckpointError(f"{self._path}: tensor {name!r:.80} has an empty dimension")
         return name, tuple(reversed(innermost_first)), self.scalar(4), self.scalar(10)

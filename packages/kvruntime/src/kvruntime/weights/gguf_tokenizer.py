@@ -48,7 +48,9 @@ def write_tokenizer(metadata: Metadata, folder: Path) -> None:
     """
     model = metadata.one("tokenizer.ggml.model", str)
     if model != "gpt2":
-        raise CheckpointError(f"tokenizer.ggml.model must be gpt2 (byte-level BPE), got {model!r}")
+        raise CheckpointError(
+            f"tokenizer.ggml.model must be gpt2 (byte-level BPE), got {model!r:.80}"
+        )
     tokens = metadata.many("tokenizer.ggml.tokens", str)
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if not tokens or len(vocabulary) != len(tokens):
@@ -84,7 +86,7 @@ def _merges(metadata: Metadata, vocabulary: Mapping[str, int]) -> list[tuple[str
         left, _, right = text.partition(" ")
         if left + right not in vocabulary or not {left, right} <= vocabulary.keys():
             raise CheckpointError(
-                f"tokenizer.ggml.merges must be pairs of tokens that make a token, got {text!r}"
+                f"tokenizer.ggml.merges must be pairs of tokens that make a token, got {text!r:.80}"
             )
         merges.append((left, right))
     return merges
@@ -104,7 +106,7 @@ def _pre_tokenizer(pre: str) -> pre_tokenizers.PreTokenizer:
     if pre in _GPT2:
         return byte_level
     known = ", ".join(sorted([*_SPLITS, *_GPT2, _SMOLLM]))
-    raise CheckpointError(f"tokenizer.ggml.pre must be one of {known}, got {pre!r}")
+    raise CheckpointError(f"tokenizer.ggml.pre must be one of {known}, got {pre!r:.80}")
 
 
 def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
@@ -131,7 +133,7 @@ def _settings(metadata: Metadata, tokens: list[str]) -> dict[str, Any]:
         if not 0 <= token_id < len(tokens):
             raise CheckpointError(
                 f"tokenizer.ggml.{key}_token_id must be less than the {len(tokens)} tokens, "
-                f"got {token_id!r}"
+                f"got {token_id!r:.80}"
             )
         settings[f"{name}_token"] = tokens[token_id]
     template = metadata.one("tokenizer.chat_template", str)
