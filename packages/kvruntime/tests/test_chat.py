@@ -395,6 +395,9 @@ def test_a_person_stops_an_answer_by_ctrl_c_and_goes_on(screen: Screen) -> None:
     assert "stopped]" in screen.read_until("> ")
     screen.type("/stats\n")
     assert "all" in screen.read_until("cached for the next turn")
+    screen.read_until(
+        "> "
+    )  # what is typed before the prompt goes through another mode of the terminal
     screen.type("\x04")
     assert screen.process.wait(TIMEOUT) == 0
 
