@@ -15,8 +15,8 @@ import io
 import re
 import subprocess
 import sys
-import tarfile
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,10 +85,10 @@ def unpack_siblings(root: Path, package: str, into: Path) -> bool:
         git = ("git", "-C", str(root))
         tags = subprocess.run([*git, "tag", "--list", tag], capture_output=True, check=True).stdout  # noqa: S603 -- git itself
         if tags:
-            archive = [*git, "archive", tag, f"packages/{name}"]
+            archive = [*git, "archive", "--format=zip", tag, f"packages/{name}"]
             data = subprocess.run(archive, capture_output=True, check=True).stdout  # noqa: S603 -- git itself
-            with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-                tar.extractall(into, filter="data")
+            with zipfile.ZipFile(io.BytesIO(data)) as archived:
+                archived.extractall(into)
             print(f"{name} {version}: from the tag {tag}")
             continue
         text = (root / "packages" / name / "src" / name / "_version.py").read_text("utf-8")

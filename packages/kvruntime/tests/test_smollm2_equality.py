@@ -73,12 +73,13 @@ def test_in_chunks_of_any_size(smollm2: Checkpoint, expected: list[Any], budget:
 
 def test_on_two_threads_as_alone_on_two_threads(smollm2: Checkpoint) -> None:
     """Other threads add up in another order, so that two are compared with two."""
-    llm = make(smollm2, 2, num_blocks=64, prefix_caching=False)
+    llm = make(smollm2, 2, block_size=4, num_blocks=64, prefix_caching=False)
     alone = [llm.generate([token_ids], params)[0].outputs[0] for token_ids, params in asked(llm)]
     pressed = make(
         smollm2,
         2,
-        num_blocks=4,
+        block_size=4,
+        num_blocks=14,
         max_num_batched_tokens=17,
         preemption="swap",
         prefix_caching=False,
@@ -103,7 +104,15 @@ def test_beside_a_neighbour_that_leaves(
     smollm2: Checkpoint, expected: list[Any], state: str
 ) -> None:
     preemption = "swap" if state == "swapped" else "recompute"
-    llm = make(smollm2, num_blocks=5, max_num_batched_tokens=19, preemption=preemption)
+    # Small steps let it be seen in the midst of its prompt; large ones, before the others have ended.
+    budget = 64 if state in {"preempted", "swapped"} else 19
+    llm = make(
+        smollm2,
+        block_size=4,
+        num_blocks=15,
+        max_num_batched_tokens=budget,
+        preemption=preemption,
+    )
     engine = llm.engine
     staying = [
         Request(number, "", token_ids, params, seed=number)
@@ -134,5 +143,5 @@ def test_beside_a_neighbour_that_leaves(
 def _leaver(llm: LLM) -> Request:
     """A request that would go on for long."""
     token_ids = llm.tokenizer.encode("Once upon a time there was a city in which nobody slept, for")
-    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
     return Request(100, "", token_ids * 2, params, seed=0)
