@@ -4,9 +4,11 @@ import io
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
@@ -352,23 +354,41 @@ class Screen:
             [sys.executable, "-c", _LOGIN, *arguments], stdin=side, stdout=side, stderr=side
         )
         os.close(side)
-        self.text = ""
+        self._unread = ""
 
     def type(self, keys: str) -> None:
         """Press keys."""
         os.write(self._side, keys.encode())
 
-    def read_until(self, text: str) -> str:
-        """What comes until a text does."""
+    def read_until(self, text: str, pressing: str = "") -> str:
+        """What comes until a text does, and no more.
+
+        Keys are pressed, and again when nothing has come of them for seconds: Python misses a
+        Ctrl-C in the moment between handling a key and waiting for the next.
+        """
         deadline = time.monotonic() + TIMEOUT
-        start = len(self.text)
-        while text not in self.text[start:]:
-            assert time.monotonic() < deadline, self.text
-            try:
-                self.text += os.read(self._side, 65536).decode(errors="replace")
-            except OSError:  # the program has ended
-                break
-        return self.text[start:]
+        while (at := self._unread.find(text)) < 0:
+            assert time.monotonic() < deadline, self._unread
+            self.type(pressing)
+            while select.select([self._side], [], [], 5)[0]:
+                self._unread += os.read(self._side, 65536).decode(errors="replace")
+                if text in self._unread:
+                    break
+        end = at + len(text)
+        read, self._unread = self._unread[:end], self._unread[end:]
+        return read
+
+    def read_prompt(self) -> str:
+        """What comes until the program reads keys.
+
+        It does so a moment after its prompt is seen: a control key pressed in between would be lost.
+        """
+        text = self.read_until("> ")
+        deadline = time.monotonic() + TIMEOUT
+        while termios.tcgetattr(self._side)[3] & termios.ICANON:
+            assert time.monotonic() < deadline, text
+            time.sleep(0.01)
+        return text
 
     def close(self) -> None:
         """End the program, whatever it does."""
@@ -387,24 +407,24 @@ def screen(tiny_checkpoint: Callable[[str], Path]) -> Iterator[Screen]:
 
 
 def test_a_person_stops_an_answer_by_ctrl_c_and_goes_on(screen: Screen) -> None:
-    screen.read_until("> ")
+    screen.read_prompt()
     screen.type("The cache keeps\n")
     screen.read_until("keeps\r\n")
     screen.read_until("e")  # the answer has begun
     screen.type("\x03")
-    assert "stopped]" in screen.read_until("> ")
+    assert "stopped]" in screen.read_prompt()
     screen.type("/stats\n")
     assert "all" in screen.read_until("cached for the next turn")
-    screen.read_until(
-        "> "
-    )  # what is typed before the prompt goes through another mode of the terminal
+    screen.read_prompt()
     screen.type("\x04")
     assert screen.process.wait(TIMEOUT) == 0
 
 
 def test_ctrl_c_at_the_prompt_leaves_nothing(screen: Screen) -> None:
-    screen.read_until("> ")
-    screen.type("half a line\x03")
-    assert "Ctrl-D or /quit leaves" in screen.read_until("leaves")
+    screen.read_prompt()
+    screen.type("half a line")
+    screen.read_until("half a line")
+    screen.read_until("Ctrl-D or /quit leaves", pressing="\x03")
+    screen.read_prompt()
     screen.type("/quit\n")
     assert screen.process.wait(TIMEOUT) == 0

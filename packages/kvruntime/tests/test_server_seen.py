@@ -224,7 +224,8 @@ def test_samples_share_their_prompt_and_copy_on_write(page: Page) -> None:
     )
     assert len(set(shared)) == 1
     assert shared[0] != "0 shared"
-    assert page.evaluate("document.querySelectorAll('.answer:is(.c0, .c1, .c2)').length") == 3
+    # The answers learn which request they are of from their own stream.
+    page.wait_for("document.querySelectorAll('.answer:is(.c0, .c1, .c2)').length === 3")
 
 
 @needs_chromium
