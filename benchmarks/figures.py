@@ -486,7 +486,11 @@ def serve_highest() -> str:
     """The highest rate of each server within the bound."""
     found = result("serve")
     highest, bound = found["highest_rate"], found["bound_ms_per_token"]
-    each = (f"{_ENGINES[server]} up to {highest[server]} a second" for server in highest)
+    reached = {
+        server: f"up to {rate:g} a second" if rate else "at none of these rates"
+        for server, rate in highest.items()
+    }
+    each = (f"{_ENGINES[server]} {reached[server]}" for server in highest)
     return f"within {bound:g} ms a token at the median: {', '.join(each)}"
 
 

@@ -49,7 +49,7 @@ def test_check_says_which_page_differs(
     assert figures.main(["--check"]) == 1
     assert capsys.readouterr().out == "page.md\n"
     assert figures.main([]) == 0
-    assert "`python -m benchmarks.engine" in page.read_text("utf-8")
+    assert "`nox -s bench -- engine" in page.read_text("utf-8")
     assert figures.main(["--check"]) == 0
 
 

@@ -6,12 +6,11 @@ Knows token ids and the Mooncake trace. Does not know block managers.
 from __future__ import annotations
 
 import json
-import os
 import random
 from itertools import chain
-from pathlib import Path
 
-TRACES = Path(os.environ.get("KVBLOCKS_TRACES", "../shared/traces"))
+from benchmarks.environment import TRACES
+
 MOONCAKE = TRACES / "mooncake" / "conversation_trace.jsonl"
 MOONCAKE_TOKENS = 512  # that one hash of the trace stands for
 # One object a token id, as a tokenizer's table would give: a prompt is a list of references.

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from benchmarks.allocator.peers import SUBJECT
 from benchmarks.allocator.runner import Result, Run, Summary
+from benchmarks.environment import command, system
 
 Statistic = Literal["minimum", "median"]
 
@@ -98,7 +99,7 @@ def as_json(run: Run, *, quick: bool) -> dict[str, Any]:
         "machine": _machine(),
         "versions": run.versions,
         "missing": run.missing,
-        "command": " ".join([_program(), *sys.argv[1:]]),
+        "command": command("allocator"),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit_of_kvblocks": _commit(),
         "quick": quick,
@@ -150,18 +151,13 @@ def _machine() -> dict[str, Any]:
         if line.startswith("model name")
     ]
     return {
-        "system": platform.platform(),
+        "system": system(),
         "processor": models[0] if models else platform.processor(),
         "num_cores": os.cpu_count(),
         "load_average": [round(load, 2) for load in os.getloadavg()],
         "python": sys.version.split()[0],
         "implementation": platform.python_implementation(),
     }
-
-
-def _program() -> str:
-    in_nox = "NOX_CURRENT_SESSION" in os.environ
-    return "nox -s bench -- allocator" if in_nox else "python -m benchmarks.allocator"
 
 
 def _commit() -> str:

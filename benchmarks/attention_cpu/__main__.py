@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 import kvkernels
+from benchmarks.environment import system
 from kvkernels.bandwidth import Pool, Reading, Shape, measure
 from kvkernels.cpu.vectors import WIDTH
 
@@ -73,7 +74,7 @@ def _machine() -> dict[str, Any]:
     lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
-        "system": platform.platform(),
+        "system": system(),
         "processor": models[0] if models else platform.processor(),
         "num_cores": os.cpu_count(),
         "floats_in_a_vector": WIDTH,

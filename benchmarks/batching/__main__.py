@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.environment import command, system
 from kvruntime import LLM, EngineConfig, SamplingParams, load_checkpoint
 
 NUM_REQUESTS = 8
@@ -103,9 +104,9 @@ def rate(llm: LLM, load: Load) -> float:
 def told(loads: dict[str, Any]) -> dict[str, Any]:
     """Everything, with the machine, the versions and the command."""
     return {
-        "command": " ".join(["python -m benchmarks.batching", *sys.argv[1:]]),
+        "command": command("batching"),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{platform.machine()}, {platform.platform()}",
+        "machine": system(),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("kvruntime", "torch")},
         "loads": loads,

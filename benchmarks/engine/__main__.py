@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.engine.engines import ENGINES
 from benchmarks.engine.vllm_environment import vllm_python
 from benchmarks.engine.workloads import WORKLOADS, Workload
+from benchmarks.environment import command, system
 
 SUBJECT = "kvruntime"
 
@@ -161,10 +162,10 @@ def main() -> int:
     sys.stdout.write(_table(results, [worker.name for worker in workers]) + "\n")
     if arguments.json:
         told = {
-            "command": " ".join(["python -m benchmarks.engine", *sys.argv[1:]]),
+            "command": command("engine"),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "unit": "generated tokens a processor second of the whole process, one thread",
-            "machine": f"{platform.machine()}, {platform.platform()}, {_processor()}",
+            "machine": f"{system()}, {_processor()}",
             "python": platform.python_version(),
             "versions": {worker.name: worker.version for worker in workers},
             "missing": missing,

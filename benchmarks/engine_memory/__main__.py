@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.engine_memory import accuracy, memory, speed
+from benchmarks.environment import command, system
 from kvruntime import load_checkpoint
 from kvruntime.weights import Checkpoint
 
@@ -41,9 +42,9 @@ def main() -> int:
     torch.set_num_threads(1)
     checkpoint = load_checkpoint("smollm2")
     told: dict[str, Any] = {
-        "command": " ".join(["python -m benchmarks.engine_memory", *sys.argv[1:]]),
+        "command": command("engine-memory"),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{platform.machine()}, {platform.platform()}",
+        "machine": system(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "unit": "processor time of one thread, where time is measured",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import kvblocks
+from benchmarks.environment import TRACES
 from benchmarks.memory.sharing import LOADS, WIDTHS, measure
 
 NUM_SLOTS = 16_384
@@ -53,14 +53,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.memory", description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a file")
     options = parser.parse_args()
-    traces = Path(os.environ.get("KVBLOCKS_TRACES", "../shared/traces"))
     answers = {}
     for name, line in COMMANDS.items():
         sys.stderr.write(f"kvblocks {line}\n")
-        words = [str(traces / word) if "/" in word else word for word in line.split()]
+        words = [str(TRACES / word) if "/" in word else word for word in line.split()]
         if missing := [word for word in words if "/" in word and not Path(word).exists()]:
-            sys.stderr.write(f"{missing[0]} is not there: KVBLOCKS_TRACES names the folder\n")
-            return 2
+            sys.stderr.write(
+                f"left out: {missing[0]} is not there (benchmarks/README.md, Traces)\n"
+            )
+            continue
         answers[name] = {"command": f"kvblocks {line}", "answer": ask(words)}
     sharing = [
         asdict(measure(load, method, width))
@@ -69,7 +70,7 @@ def main() -> int:
         for width in WIDTHS
     ]
     told = {
-        "command": "python -m benchmarks.memory --json benchmarks/results/memory.json",
+        "command": "nox -s bench -- memory --json benchmarks/results/memory.json",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "versions": {"kvblocks": kvblocks.__version__},

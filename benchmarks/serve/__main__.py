@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import socket
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.engine.vllm_environment import WHEEL, vllm_python
+from benchmarks.environment import system
 from benchmarks.serve.servers import MODEL, Server, commands
 from kvruntime import ServerError, __version__, load_checkpoint
 from kvruntime.bench.client import Client
@@ -217,15 +217,14 @@ def main() -> int:
     highest = {name: _highest(results, name, options.bound) for name in names}
     sys.stdout.write(_table(results, names) + "\n")
     for name, rate in highest.items():
-        sys.stdout.write(
-            f"{name}: up to {rate} requests a second within {options.bound:g} ms/token\n"
-        )
+        reached = f"up to {rate:g} requests a second" if rate else "at none of these rates"
+        sys.stdout.write(f"{name}: {reached} within {options.bound:g} ms/token\n")
     if options.json:
         told = {
             "command": _command(options),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "unit": "milliseconds; normalized_latency and tpot a token",
-            "machine": f"{platform.machine()}, {platform.platform()}, {os.cpu_count()} cores",
+            "machine": f"{system()}, {os.cpu_count()} cores",
             "load_average_before_and_after": [round(one[0], 1) for one in loads],
             "versions": {"kvruntime": __version__, "vllm": WHEEL},
             "requests": "prompts of 8 to 64 tokens, outputs of 6 to 46, Poisson arrivals",

@@ -20,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.environment import TRACES, system
 from benchmarks.simulate import measure
 
 COMMAND = "nox -s bench -- simulate --json benchmarks/results/simulate.json"
@@ -31,8 +32,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a file")
     options = parser.parse_args()
-    folder = Path(os.environ.get("KVBLOCKS_TRACES", "../shared/traces"))
-    trace = folder / "mooncake" / "conversation_trace.jsonl"
+    trace = TRACES / "mooncake" / "conversation_trace.jsonl"
     if not trace.is_file():
         sys.stderr.write(f"error: {trace} is not there; KVBLOCKS_TRACES names the folder\n")
         return 2
@@ -41,7 +41,7 @@ def main() -> int:
         "command": COMMAND,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {
-            "system": platform.platform(),
+            "system": system(),
             "num_cores": os.cpu_count(),
             "python": platform.python_version(),
             "load_average": [round(load, 2) for load in os.getloadavg()],

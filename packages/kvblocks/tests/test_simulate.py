@@ -16,7 +16,7 @@ from kvblocks.traces import Request, Trace, read_trace
 
 from .naive_cache import Rank, block_fifo_hits, leaf_first_hits, most_hits, trace_of
 
-MOONCAKE = Path(os.environ.get("KVBLOCKS_TRACES", "../shared/traces")).joinpath(
+MOONCAKE = Path(os.environ.get("KVBLOCKS_TRACES", "traces")).joinpath(
     "mooncake", "conversation_trace.jsonl"
 )
 needs_mooncake = pytest.mark.skipif(not MOONCAKE.is_file(), reason=f"{MOONCAKE} is not there")

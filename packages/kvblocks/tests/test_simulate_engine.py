@@ -13,7 +13,7 @@ from kvblocks.traces import Request, Trace, read_trace
 from .naive_cache import trace_of
 from .test_simulate import random_prompts
 
-MOONCAKE = Path(os.environ.get("KVBLOCKS_TRACES", "../shared/traces")).joinpath(
+MOONCAKE = Path(os.environ.get("KVBLOCKS_TRACES", "traces")).joinpath(
     "mooncake", "conversation_trace.jsonl"
 )
 

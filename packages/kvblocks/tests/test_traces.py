@@ -14,7 +14,7 @@ import pytest
 
 from kvblocks import BlockManager
 
-TRACES = Path(os.environ.get("KVBLOCKS_TRACES", "../shared/traces"))
+TRACES = Path(os.environ.get("KVBLOCKS_TRACES", "traces"))
 TRACE = TRACES / "mooncake" / "conversation_trace.jsonl"
 BLOCK = 512  # tokens for each of the trace's hash ids
 

@@ -20,6 +20,7 @@ import tokenizers
 import torch
 import transformers
 
+import kvkernels
 from kvruntime import LLM, EngineConfig
 from kvruntime.config import ModelConfig
 from kvruntime.weights import Checkpoint, load_checkpoint
@@ -90,11 +91,13 @@ DenseAttention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
     """Compute on one thread, for speed on small matrices and the same bits in every run."""
-    before = torch.get_num_threads()
+    before = torch.get_num_threads(), kvkernels.get_num_threads()
     torch.set_num_threads(1)
+    kvkernels.set_num_threads(1)
     hf.utils.logging.disable_progress_bar()
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(before[0])
+    kvkernels.set_num_threads(before[1])
 
 
 def train_tokenizer(pre_tokenizer: Any) -> tokenizers.Tokenizer:

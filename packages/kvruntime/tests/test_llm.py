@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import kvkernels
 from kvruntime import LLM, InvalidRequest, SamplingParams
 from kvruntime.model_runner import StepLogits
 from kvruntime.steps import SchedulerOutput
@@ -154,3 +155,11 @@ def test_many_requests_leave_nothing_in_memory(make_llm: MakeLLM) -> None:
 def test_fewer_than_one_thread_is_refused(tiny_checkpoint: Callable[[str], Path]) -> None:
     with pytest.raises(InvalidRequest, match="num_threads must be at least 1, got 0"):
         LLM(tiny_checkpoint("llama"), num_threads=0)
+
+
+def test_threads_are_those_of_torch_and_of_the_kernels(
+    tiny_checkpoint: Callable[[str], Path],
+) -> None:
+    for num_threads in (2, 1):
+        LLM(tiny_checkpoint("llama"), num_threads=num_threads)
+        assert torch.get_num_threads() == kvkernels.get_num_threads() == num_threads

@@ -8,8 +8,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvruntime import LLM
-from kvruntime.async_llm import Observer
 from kvruntime.engine import Engine
+from kvruntime.observer import Observer
 from kvruntime.server import ServerSettings
 from kvruntime.server.live import snapshot
 

@@ -11,7 +11,7 @@ from kvruntime._version import __version__
 
 if TYPE_CHECKING:
     from kvruntime.answer_stream import AnswerStream, Delta
-    from kvruntime.async_llm import AsyncLLM, Observer
+    from kvruntime.async_llm import AsyncLLM
     from kvruntime.engine import Engine
     from kvruntime.engine_config import EngineConfig
     from kvruntime.errors import (
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         ServerError,
     )
     from kvruntime.llm import LLM
+    from kvruntime.observer import Observer
     from kvruntime.request import CompletionOutput, Event, FinishReason, Request, RequestOutput
     from kvruntime.sampler import TokenLogprobs
     from kvruntime.sampling_params import BeamSearchParams, SamplingParams
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "answer_stream": ["AnswerStream", "Delta"],
-    "async_llm": ["AsyncLLM", "Observer"],
+    "async_llm": ["AsyncLLM"],
     "engine": ["Engine"],
     "engine_config": ["EngineConfig"],
     "errors": [
@@ -51,6 +52,7 @@ _HOMES = {
         "ServerError",
     ],
     "llm": ["LLM"],
+    "observer": ["Observer"],
     "request": ["CompletionOutput", "Event", "FinishReason", "Request", "RequestOutput"],
     "sampler": ["TokenLogprobs"],
     "sampling_params": ["BeamSearchParams", "SamplingParams"],

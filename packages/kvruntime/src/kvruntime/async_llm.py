@@ -3,8 +3,7 @@
 The thread alone touches the engine. Everything else hands it functions to run between two steps,
 and is told what became of them on the event loop.
 
-Knows threads, event loops and how tokens become pieces of text. Does not know HTTP, tenants or what
-a client was promised.
+Knows threads and event loops. Does not know HTTP, tenants or what a client was promised.
 """
 
 import asyncio
@@ -15,53 +14,26 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal, TypeAlias, TypeVar, TypeVarTuple
 
 import torch
 
-from kvruntime.answer_stream import AnswerStream, Delta
-from kvruntime.detokenizer import Detokenizer
+from kvruntime.answer_stream import AnswerStream
 from kvruntime.engine import Engine
 from kvruntime.errors import EngineBusy, EngineFailed, EngineUnavailable
 from kvruntime.llm import LLM
+from kvruntime.observer import Observer
+from kvruntime.open_request import OpenRequest
 from kvruntime.request import Request
-from kvruntime.request import Sequence as Sample
 from kvruntime.sampling_params import BeamSearchParams, SamplingParams
-from kvruntime.tokenizer import Tokenizer
 
-__all__ = ["AsyncLLM", "Observer", "Status"]
+__all__ = ["AsyncLLM", "Status"]
 
 Status = Literal["loading", "ready", "draining", "stopped", "failed"]
 Params: TypeAlias = SamplingParams | BeamSearchParams
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-
-
-class Observer:
-    """What is told of requests and steps, on the engine's thread; by itself it does nothing.
-
-    Subclasses do, quickly. Seconds are of a monotonic clock. What they raise ends the engine.
-    """
-
-    def admitted(self, seconds: float) -> None:
-        """A request has its first blocks, so long after it was submitted."""
-
-    def first_token(self, seconds: float) -> None:
-        """A request has its first token, so long after it was submitted."""
-
-    def next_token(self, seconds: float) -> None:
-        """An answer has one more token, so long after the one before."""
-
-    def ended(self, seconds: float, reason: str, num_prompt_tokens: int, num_tokens: int) -> None:
-        """A request ended, so long after it was submitted: "stop", "length", "abort" or "error".
-
-        `num_tokens` were generated for all its answers.
-        """
-
-    def stepped(self, engine: Engine, seconds: float) -> None:
-        """The engine took a step, which lasted so long."""
 
 
 class AsyncLLM:
@@ -85,7 +57,7 @@ class AsyncLLM:
         self._request_ids = count()
         self._loaded: Future[None] = Future()
         # The rest belongs to the thread.
-        self._open: dict[AnswerStream, _OpenRequest] = {}
+        self._open: dict[AnswerStream, OpenRequest] = {}
         self._drained: list[Future[None]] = []  # who waits until nothing is open
         self._has_ended = False
         self._thread = threading.Thread(target=self._run, name="kvruntime-engine", daemon=True)
@@ -138,7 +110,7 @@ class AsyncLLM:
             name=request_id,
         )
         stream = AnswerStream(request_id, len(token_ids), self._abort)
-        opened = _OpenRequest(request, stream, self.llm.tokenizer, time.monotonic())
+        opened = OpenRequest(request, stream, self.llm.tokenizer, time.monotonic())
         try:
             await self.call(lambda engine: self._add(engine, opened))
         except asyncio.CancelledError:
@@ -255,7 +227,7 @@ class AsyncLLM:
         for observer in self.observers:
             observer.stepped(engine, now - started)
 
-    def _emit(self, engine: Engine, opened: "_OpenRequest", started: float, now: float) -> None:
+    def _emit(self, engine: Engine, opened: OpenRequest, started: float, now: float) -> None:
         """Deliver what a step added to a request."""
         request, stream = opened.request, opened.stream
         if request.num_cached_tokens is None:
@@ -270,7 +242,7 @@ class AsyncLLM:
         elif request.is_finished:
             self._close(opened, opened.end_reason)
 
-    def _add(self, engine: Engine, opened: "_OpenRequest") -> None:
+    def _add(self, engine: Engine, opened: OpenRequest) -> None:
         self.check_ready()
         if not opened.stream.is_over:
             engine.add(opened.request)
@@ -286,7 +258,7 @@ class AsyncLLM:
 
         self._inbox.put(abort)
 
-    def _close(self, opened: "_OpenRequest", reason: str) -> None:
+    def _close(self, opened: OpenRequest, reason: str) -> None:
         del self._open[opened.stream]
         self._tell_drained()
         seconds = time.monotonic() - opened.submitted
@@ -317,109 +289,6 @@ class AsyncLLM:
                 self.llm.engine.abort(opened.request)
             _call_on(opened.stream.loop, opened.stream.fail, error)
             self._close(opened, reason)
-
-
-@dataclass(slots=True)
-class _Sent:
-    """How much of one answer has been delivered."""
-
-    detokenizer: Detokenizer
-    num_tokens: int = 0
-    num_characters: int = 0
-    is_finished: bool = False
-
-
-@dataclass(slots=True)
-class _OpenRequest:
-    """A request that runs, the stream it is answered on, and how far that is."""
-
-    request: Request
-    stream: AnswerStream
-    tokenizer: Tokenizer
-    submitted: float
-    is_admitted: bool = False
-    sent: dict[int, _Sent] = field(default_factory=dict)
-    num_seen: dict[int, int] = field(default_factory=dict)  # tokens that observers know, a sample
-    last_seen: dict[int, float] = field(default_factory=dict)
-
-    @property
-    def num_tokens(self) -> int:
-        """The tokens generated so far, of all its answers."""
-        return sum(sample.num_output_tokens for sample in self.request.sequences)
-
-    @property
-    def end_reason(self) -> str:
-        """What ended a finished request: an error or its length if that ended any answer."""
-        reasons = {sample.finish_reason for sample in self.request.answers()}
-        return next(reason for reason in ("error", "length", "stop") if reason in reasons)
-
-    def deltas(self) -> list[Delta]:
-        """What is new of each answer; from now on it is not new."""
-        found = (self._delta(index, sample) for index, sample in enumerate(self._shown()))
-        return [delta for delta in found if delta is not None]
-
-    def deliver(self, deltas: Sequence[Delta], is_over: bool) -> None:  # noqa: FBT001 -- by call_soon
-        """Hand deltas to the reader, with what is known of the prompt. On the event loop."""
-        self.stream.num_cached_tokens = self.request.num_cached_tokens or 0
-        self.stream.prompt_logprobs = self.request.prompt_logprobs
-        self.stream.deliver(deltas, is_over=is_over)
-
-    def observe(self, observers: Sequence[Observer], started: float, now: float) -> None:
-        """Tell of a step that began and ended then: who was admitted, which tokens came."""
-        if not self.is_admitted:
-            self.is_admitted = True
-            for observer in observers:
-                observer.admitted(started - self.submitted)
-        for sample in self.request.sequences:
-            if sample.num_output_tokens <= self.num_seen.get(sample.index, 0):
-                continue
-            self.num_seen[sample.index] = sample.num_output_tokens
-            before = self.last_seen.get(sample.index)
-            for observer in observers:
-                if before is not None:
-                    observer.next_token(now - before)
-                elif not self.last_seen:
-                    observer.first_token(now - self.submitted)
-            self.last_seen[sample.index] = now
-
-    def _shown(self) -> Sequence[Sample]:
-        """The answers there are to show; where they are compared, once all have ended."""
-        request = self.request
-        if request.is_finished:
-            return request.answers()
-        is_compared = request.params.num_sequences > request.params.n
-        if request.beam_search is not None or is_compared or not request.is_forked:
-            return ()
-        return request.sequences
-
-    def _delta(self, index: int, sample: Sample) -> Delta | None:
-        sent = self.sent.get(index)
-        if sent is None:
-            detokenizer = sample.detokenizer or Detokenizer(self.tokenizer)
-            sent = self.sent[index] = _Sent(detokenizer)
-        new = sample.token_ids[len(self.request.prompt_token_ids) + sent.num_tokens :]
-        if sent.is_finished or not (new or sample.is_finished):
-            return None
-        if sample.detokenizer is None:
-            for token_id in new:
-                sent.detokenizer.append(token_id)
-        if sample.is_finished:
-            sent.detokenizer.finish()
-        text = sent.detokenizer.stable_text
-        params = self.request.params
-        wants_logprobs = isinstance(params, SamplingParams) and params.logprobs is not None
-        delta = Delta(
-            index,
-            text[sent.num_characters :],
-            tuple(new),
-            tuple(sample.logprobs[sent.num_tokens :]) if wants_logprobs else (),
-            sample.finish_reason,
-            sample.stop_reason,
-        )
-        sent.num_tokens += len(new)
-        sent.num_characters = len(text)
-        sent.is_finished = sample.is_finished
-        return delta
 
 
 def _call_on(

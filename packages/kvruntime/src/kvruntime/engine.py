@@ -11,15 +11,17 @@ from itertools import islice
 import torch
 
 from kvblocks import BlockManager, Stats
-from kvruntime.beam_search import BeamSearch, Continuation
+from kvruntime.beam_groups import BeamGroups
+from kvruntime.beam_search import BeamSearch
 from kvruntime.detokenizer import Detokenizer
 from kvruntime.engine_config import EngineConfig
 from kvruntime.errors import EngineBusy, InvalidRequest
 from kvruntime.guidance import Guidance, Matcher, constrain
 from kvruntime.kv_cache import block_bytes
-from kvruntime.logits_processors import History, process
+from kvruntime.logits_processors import process
 from kvruntime.model_runner import ModelRunner, StepLogits
 from kvruntime.models import Llama
+from kvruntime.peaks import Peaks
 from kvruntime.request import FinishReason, Request, Sequence
 from kvruntime.sampler import SamplingRow, TokenLogprobs, sample, token_logprobs
 from kvruntime.sampling_params import BeamSearchParams, GenerationParams, SamplingParams
@@ -67,15 +69,14 @@ class Engine:
             prefix_caching=config.prefix_caching,
         )
         self.scheduler = Scheduler(self.manager, config)
+        self._beams = BeamGroups(self.scheduler)
+        self._peaks = Peaks()
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(model.config.eos_token_ids)
         self._num_prefill_tokens = 0
         self._num_generated_tokens = 0
         self._num_steps = 0
         self._num_rejections = 0
-        self._peak_samples = 0
-        self._peak_blocks = 0
-        self._tail_waste_slots = 0
 
     def check_request(self, token_ids: list[int], params: GenerationParams) -> None:
         """Refuse what can never be served, with the numbers. `InvalidRequest`."""
@@ -162,7 +163,11 @@ class Engine:
         """
         output = self.scheduler.schedule()
         if output.scheduled:
-            self._count(output)
+            self._num_steps += 1
+            # Those that decode together are beyond their prompts.
+            prefilling = islice(output.scheduled, output.num_decoding, None)
+            self._num_prefill_tokens += sum(map(_num_prompt_tokens, prefilling))
+            self._peaks.note(output, self.scheduler.running, self.manager)
         return output
 
     def complete(self, output: SchedulerOutput, logits: StepLogits) -> list[Request]:
@@ -172,13 +177,15 @@ class Engine:
 
         rows: list[int] = []
         samples: list[Sequence] = []
-        beams: list[tuple[int, Sequence]] = []
+        beam_rows: list[int] = []
+        beams: list[Sequence] = []
         completing = [item.sequence for item in output.scheduled if item.completes]
         for row, sequence in enumerate(completing):
             if sequence.is_dropped:
                 continue
             if sequence.request.beam_search is not None:
-                beams.append((row, sequence))
+                beam_rows.append(row)
+                beams.append(sequence)
             elif sequence.request.is_forked:
                 rows.append(row)
                 samples.append(sequence)
@@ -188,7 +195,8 @@ class Engine:
                 samples += forked
         # Most steps sample every row once, and logits are large.
         sampled = logits.last if samples == completing else logits.last[rows]
-        return self._sample(sampled, samples) + self._search(logits.last, beams)
+        found = self._beams.advance(logits.last[beam_rows], beams)
+        return self._sample(sampled, samples) + found
 
     def fail(self) -> tuple[Request, ...]:
         """Give up all open steps, and drop the requests that run, which are returned."""
@@ -200,7 +208,7 @@ class Engine:
         return EngineStats(
             num_prefill_tokens=self._num_prefill_tokens,
             num_cached_tokens=counters.num_cached_tokens,
-            num_generated_tokens=self._num_generated_tokens,
+            num_generated_tokens=self._num_generated_tokens + self._beams.num_generated_tokens,
             num_steps=self._num_steps,
             num_deferrals=counters.num_deferrals,
             num_bypasses=counters.num_bypasses,
@@ -211,11 +219,11 @@ class Engine:
             num_swapped_out_blocks=counters.num_swapped_out_blocks,
             num_swapped_in_blocks=counters.num_swapped_in_blocks,
             num_rejections=self._num_rejections,
-            peak_blocks=self._peak_blocks,
+            peak_blocks=self._peaks.num_blocks,
             num_forks=pool.num_forks,
             num_copies=pool.num_copies,
-            tail_waste_slots=self._tail_waste_slots,
-            contiguous_slots=self._peak_samples * self.max_model_len,
+            tail_waste_slots=self._peaks.tail_waste_slots,
+            contiguous_slots=self._peaks.num_samples * self.max_model_len,
             num_leaked_blocks=0 if self.has_work else _num_leaked(pool),
         )
 
@@ -297,7 +305,7 @@ class Engine:
         """Choose a token for each of these samples; the requests that finished with it."""
         processed = logits
         if any(sequence.request.changes_logits for sequence in sequences):
-            processed = process(logits, [self._history(sequence) for sequence in sequences])
+            processed = process(logits, [sequence.history for sequence in sequences])
         processed = constrain(processed, logits, [sequence.matcher for sequence in sequences])
         tokens = sample(processed, [_sampling_row(sequence) for sequence in sequences])
         _note_logprobs(logits, sequences, tokens)
@@ -338,15 +346,6 @@ class Engine:
             return frozenset(params.stop_token_ids)
         return self._eos_token_ids.union(params.stop_token_ids)
 
-    def _history(self, sequence: Sequence) -> History:
-        request = sequence.request
-        return History(
-            request.params,
-            request.prompt_token_ids,
-            sequence.output_token_ids,
-            request.end_token_ids,
-        )
-
     def _note_prompt_logprobs(self, output: SchedulerOutput, logits: StepLogits) -> None:
         """Keep the log-probabilities of prompts; the row of a token says what follows it."""
         wanting = [item for item in output.scheduled if item.wants_logits]
@@ -360,98 +359,6 @@ class Engine:
                     rows[first : first + len(following)], following, params.prompt_logprobs or 0
                 )
             request.prompt_logprobs = known
-
-    # ── beams ────────────────────────────────────────────────────────────────────────────────
-
-    def _search(self, logits: torch.Tensor, beams: list[tuple[int, Sequence]]) -> list[Request]:
-        """Note the candidates of these beams; groups that are complete take their step."""
-        if not beams:
-            return []
-        sequences = [sequence for _, sequence in beams]
-        logprobs = logits[[row for row, _ in beams]].log_softmax(dim=-1)
-        # As in transformers, what changes logits of samples changes log-probabilities of beams.
-        logprobs = process(logprobs, [self._history(sequence) for sequence in sequences])
-        for sequence, row in zip(sequences, logprobs, strict=True):
-            assert sequence.request.beam_search is not None, "it is a beam"
-            sequence.candidates = sequence.request.beam_search.candidates(row)
-        groups = dict.fromkeys(sequence.request for sequence in sequences)
-        return [request for request in groups if self._advance(request)]
-
-    def _advance(self, request: Request) -> bool:
-        """Let a group of beams take one step, if all have their candidates; whether it ended."""
-        search, beams = request.beam_search, request.sequences
-        candidates = [beam.candidates for beam in beams if beam.candidates is not None]
-        if search is None or len(candidates) < len(beams):
-            return False
-        going = search.advance([beam.output_token_ids for beam in beams], candidates)
-        self._num_generated_tokens += len(going)
-        request.sequences = self._follow(beams, going)
-        request.is_forked = True
-        if going:
-            return False
-        for index, answer in enumerate(search.finished):
-            reason = FinishReason.STOP if answer.is_stopped else FinishReason.LENGTH
-            token_ids = [*request.prompt_token_ids, *answer.token_ids]
-            request.sequences.append(
-                Sequence(
-                    request,
-                    index,
-                    token_ids,
-                    finish_reason=reason,
-                    cumulative_logprob=answer.score,
-                )
-            )
-        return True
-
-    def _follow(self, beams: list[Sequence], going: list[Continuation]) -> list[Sequence]:
-        """Fork and drop beams so that each that goes on has a sequence; they share what they can."""
-        request = beams[0].request
-        request.sequences = []
-        children: list[Sequence] = []
-        used: set[int] = set()
-        for one in going:
-            parent = beams[one.parent]
-            child = self.scheduler.fork(parent) if one.parent in used else parent
-            used.add(one.parent)
-            children.append(child)
-        for place, beam in enumerate(beams):
-            if place not in used:
-                self.scheduler.drop(beam)
-        # Tokens come last: a fork shares all that its parent has computed, and no more.
-        for child, one in zip(children, going, strict=True):
-            child.token_ids.append(one.token_id)
-            child.candidates = None
-        return children
-
-    # ── what is counted ──────────────────────────────────────────────────────────────────────
-
-    def _count(self, output: SchedulerOutput) -> None:
-        """Count a step's work, and note the fullest moment of the pool."""
-        self._num_steps += 1
-        # Those that decode together are beyond their prompts.
-        self._num_prefill_tokens += sum(
-            map(_num_prompt_tokens, islice(output.scheduled, output.num_decoding, None))
-        )
-        self._peak_samples = max(self._peak_samples, len(self.scheduler.running))
-        held = self.manager.stats().num_held_blocks
-        if held > self._peak_blocks:
-            self._peak_blocks = held
-            self._tail_waste_slots = self._num_tail_waste_slots(output)
-
-    def _num_tail_waste_slots(self, output: SchedulerOutput) -> int:
-        """Slots of last blocks that no known token will fill, for none of the block's holders."""
-        block_size = self.manager.block_size
-        # Those that decode together have their last blocks to themselves.
-        decoding = {item.sequence for item in islice(output.scheduled, output.num_decoding)}
-        num_alone = sum([-len(sequence.token_ids) % block_size for sequence in decoding])
-        wasted: dict[int, int] = {}
-        for sequence in self.scheduler.running:
-            if sequence in decoding:
-                continue
-            table = self.manager.block_table(sequence.seq_id)
-            unfilled = max(0, len(table) * block_size - len(sequence.token_ids))
-            wasted[table[-1]] = min(unfilled, wasted.get(table[-1], block_size))
-        return num_alone + sum(wasted.values())
 
 
 def _num_leaked(pool: Stats) -> int:

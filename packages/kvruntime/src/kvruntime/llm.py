@@ -18,6 +18,7 @@ from typing import Any, TypeAlias, cast
 
 import torch
 
+import kvkernels
 from kvruntime.device import require_device
 from kvruntime.engine import Engine
 from kvruntime.engine_config import EngineConfig
@@ -43,7 +44,7 @@ class LLM:
     Args:
         model: "smollm2", a GGUF file, a folder of Hugging Face, or a loaded `Checkpoint`.
         config: the engine's settings.
-        num_threads: threads of torch, a setting of the whole process.
+        num_threads: threads of torch and of the kernels, a setting of the whole process.
         progress: called as the checkpoint loads and as tokens are generated.
 
     Example::
@@ -73,6 +74,7 @@ class LLM:
             model if isinstance(model, Checkpoint) else load_checkpoint(model, progress=progress)
         )
         torch.set_num_threads(num_threads)
+        kvkernels.set_num_threads(num_threads)
         self.tokenizer = checkpoint.tokenizer
         self.engine = Engine(
             Llama(checkpoint.config, checkpoint.tensors, device=config.device),

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from kvruntime.beam_search import BeamSearch, Candidates
 from kvruntime.detokenizer import Detokenizer
 from kvruntime.guidance import Matcher
+from kvruntime.logits_processors import History
 from kvruntime.sampler import TokenLogprobs
 from kvruntime.sampling_params import BeamSearchParams, SamplingParams
 
@@ -155,6 +156,14 @@ class Sequence:
     def num_output_tokens(self) -> int:
         """How many tokens have been generated."""
         return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    @property
+    def history(self) -> History:
+        """What its next token follows."""
+        request = self.request
+        return History(
+            request.params, request.prompt_token_ids, self.output_token_ids, request.end_token_ids
+        )
 
     @property
     def num_pending_tokens(self) -> int:

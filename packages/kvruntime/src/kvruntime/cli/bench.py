@@ -164,7 +164,7 @@ def throughput(
     length_scale: LengthScale = 1.0,
     prompts: PromptsFile = None,
     seed: Seed = 0,
-    threads: Annotated[int, typer.Option(help="Threads of torch.")] = 1,
+    num_threads: options.NumThreads = 1,
     block_size: options.BlockSize = 16,
     num_blocks: options.NumBlocks = None,
     prefix_caching: options.PrefixCaching = True,
@@ -190,7 +190,7 @@ def throughput(
         preemption=cast("Preemption", preemption),
     )
     with progress_bars() as progress:
-        llm = LLM(model, config, num_threads=threads, progress=progress)
+        llm = LLM(model, config, num_threads=num_threads, progress=progress)
         size = llm.engine.vocab_size if vocab_size is None else vocab_size
         shape = Shape(input_len, output_len, range_ratio, prefix_len, num_prefixes, size)
         workload = Workload(
@@ -206,7 +206,7 @@ def throughput(
         told = {"schema": 1, "model": model, "load": workload.to_json(), **figures.to_json()}
         print(json.dumps(told, indent=2), flush=True)
     else:
-        show_throughput(figures, console(), title=f"{model}, {threads} thread(s)")
+        show_throughput(figures, console(), title=f"{model}, {num_threads} thread(s)")
 
 
 def _ranks(text: str) -> Sequence[float]:

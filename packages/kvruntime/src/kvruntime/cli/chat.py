@@ -41,6 +41,7 @@ def chat(
     api_key: Annotated[
         str | None, typer.Option(envvar="OPENAI_API_KEY", help="For --url: a bearer token.")
     ] = None,
+    num_threads: options.NumThreads = 1,
     block_size: options.BlockSize = 16,
     num_blocks: options.NumBlocks = None,
     prefix_caching: options.PrefixCaching = True,
@@ -65,7 +66,8 @@ def chat(
         config = EngineConfig(
             block_size=block_size, num_blocks=num_blocks, prefix_caching=prefix_caching
         )
-        answerer, pool = _local(model or "smollm2", config, SamplingParams(**settings))
+        params = SamplingParams(**settings)
+        answerer, pool = _local(model or "smollm2", config, params, num_threads)
     else:
         answerer, pool = _remote(url, model=model, api_key=api_key, settings=settings)
     terminal = Terminal(
@@ -80,14 +82,16 @@ def chat(
     terminal.run(PersonsLines() if is_interactive else iter(sys.stdin))
 
 
-def _local(model: str, config: EngineConfig, params: SamplingParams) -> tuple["Answerer", Pool]:
+def _local(
+    model: str, config: EngineConfig, params: SamplingParams, num_threads: int
+) -> tuple["Answerer", Pool]:
     """A model in this process, and what its pool holds."""
     from kvruntime.chat.local import LocalAnswerer
     from kvruntime.llm import LLM
     from kvruntime.report import progress_bars
 
     with progress_bars() as progress:
-        llm = LLM(model, config, progress=progress)
+        llm = LLM(model, config, num_threads=num_threads, progress=progress)
 
     def pool() -> str:
         stats = llm.engine.manager.stats()

@@ -36,6 +36,7 @@ def generate(
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep tokens up to this probability.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Equal seeds give equal samples.")] = 0,
+    num_threads: options.NumThreads = 1,
     block_size: options.BlockSize = 16,
     num_blocks: options.NumBlocks = None,
     prefix_caching: options.PrefixCaching = True,
@@ -91,7 +92,7 @@ def generate(
     from kvruntime.report import progress_bars, show_steps
 
     with progress_bars() as progress:
-        llm = LLM(model, config, progress=progress)
+        llm = LLM(model, config, num_threads=num_threads, progress=progress)
         if raw:
             outputs = llm.generate(prompt, params)
         else:

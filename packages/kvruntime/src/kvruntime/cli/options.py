@@ -20,6 +20,7 @@ __all__ = [
     "Model",
     "NumBlocks",
     "NumHostBlocks",
+    "NumThreads",
     "Preemption",
     "PrefixCaching",
     "SkipAhead",
@@ -52,8 +53,11 @@ Eviction = Annotated[
 Preemption = Annotated[str, typer.Option(help="recompute, swap or auto.")]
 NumHostBlocks = Annotated[
     int | None,
-    typer.Option(help="Blocks of the host to swap to.  [default: as many as the pool has]"),
+    typer.Option(
+        help="Blocks of the host to swap to.  [default: as many as the pool has; for recompute none]"
+    ),
 ]
+NumThreads = Annotated[int, typer.Option(help="Threads that compute, of torch and of the kernels.")]
 KVDtype = Annotated[
     str, typer.Option(help="Keys and values as float32, float16, bfloat16, fp8 or int8.")
 ]

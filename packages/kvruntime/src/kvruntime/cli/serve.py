@@ -55,7 +55,7 @@ def serve(
     access_log: Annotated[
         bool, typer.Option("--access-log", help="Log each path that is asked for.")
     ] = False,
-    num_threads: Annotated[int, typer.Option(help="Threads of the engine.")] = 1,
+    num_threads: options.NumThreads = 1,
     block_size: options.BlockSize = 16,
     num_blocks: options.NumBlocks = None,
     max_model_len: Annotated[

@@ -18,9 +18,9 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvblocks import Stats
-from kvruntime.async_llm import Observer
 from kvruntime.engine import Engine
 from kvruntime.errors import KVRuntimeError
+from kvruntime.observer import Observer
 from kvruntime.server.live import EngineThread
 from kvruntime.stats import EngineStats
 

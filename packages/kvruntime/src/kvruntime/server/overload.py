@@ -5,8 +5,8 @@ Knows rates. Does not know what is refused, nor why.
 
 import math
 
-from kvruntime.async_llm import Observer
 from kvruntime.engine import Engine
+from kvruntime.observer import Observer
 
 __all__ = ["Throughput"]
 
