@@ -19,6 +19,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from benchmarks import figures
+from benchmarks.figures.allocator import allocator_ratios
+from benchmarks.figures.attention_cpu import speed_by_block_size
+from benchmarks.figures.memory import tokens_by_block_size
 
 IMAGES = figures.ROOT / "docs" / "images"
 COLORS = ("#0b62b0", "#b8480b", "#0b7a5b", "#8a3ab9")
@@ -32,7 +35,7 @@ def digest(*names: str) -> str:
 
 def allocator() -> Figure:
     """How many times as long the block managers of others take."""
-    rows = figures.allocator_ratios()
+    rows = allocator_ratios()
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     axes = figure.subplots()
     peers = list(next(iter(rows.values())))
@@ -57,11 +60,11 @@ def block_size() -> Figure:
     """What a block size leaves empty, and how fast a kernel of the CPU reads it."""
     figure = Figure(figsize=(8, 3), layout="constrained")
     memory, speed = figure.subplots(1, 2)
-    sizes, tokens = zip(*figures.tokens_by_block_size().items(), strict=True)
+    sizes, tokens = zip(*tokens_by_block_size().items(), strict=True)
     memory.plot(sizes, tokens, "o-", color=COLORS[0])
     memory.set_ylabel("% of the memory holds tokens")
     memory.set_ylim(70, 100)
-    for number, (dtype, shares) in enumerate(figures.speed_by_block_size().items()):
+    for number, (dtype, shares) in enumerate(speed_by_block_size().items()):
         places = sorted(shares)
         values = [100 * shares[size] for size in places]
         speed.plot(places, values, "o-", color=COLORS[number], label=dtype)
