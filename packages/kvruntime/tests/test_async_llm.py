@@ -42,6 +42,24 @@ async def running(llm: LLM | Callable[[], LLM], *observers: Observer) -> AsyncIt
         await async_llm.stop()
 
 
+@asynccontextmanager
+async def held(async_llm: AsyncLLM) -> AsyncIterator[None]:
+    """Let the engine wait between two steps; what is asked of it meanwhile comes before the next."""
+    waiting, going_on = threading.Event(), threading.Event()
+
+    def wait(engine: Engine) -> None:  # noqa: ARG001 -- as it is called
+        waiting.set()
+        assert going_on.wait(timeout=60)
+
+    call = asyncio.create_task(async_llm.call(wait))
+    await asyncio.to_thread(waiting.wait)
+    try:
+        yield
+    finally:
+        going_on.set()
+        await call
+
+
 async def pool(async_llm: AsyncLLM) -> Stats:
     return await async_llm.call(lambda engine: engine.manager.stats())
 
@@ -151,13 +169,16 @@ class TestWhoLeavesFreesItsBlocks:
     async def assert_freed(
         self, async_llm: AsyncLLM, streams: list[AnswerStream], *, before: int
     ) -> None:
-        step = await async_llm.call(lambda engine: engine.stats().num_steps)
-        for stream in streams:
-            await stream.aclose()
-        after, stats = await async_llm.call(
-            lambda engine: (engine.stats().num_steps, engine.manager.stats())
-        )
-        assert after <= step + 1
+        async with held(async_llm):
+            step = async_llm.llm.engine.stats().num_steps
+            for stream in streams:
+                await stream.aclose()
+            counting = asyncio.create_task(
+                async_llm.call(lambda engine: (engine.stats().num_steps, engine.manager.stats()))
+            )
+            await asyncio.sleep(0)  # until it is asked
+        after, stats = await counting
+        assert after == step
         assert stats.num_held_blocks == stats.num_held_host_blocks == 0
         assert stats.num_free_blocks + stats.num_cached_blocks == before
         await async_llm.call(lambda engine: engine.manager.check())
@@ -277,23 +298,42 @@ def test_a_call_that_raises_raises_where_it_was_asked_and_nowhere_else(
     asyncio.run(ask())
 
 
-def test_an_engine_that_fails_answers_everybody_and_takes_nobody(
-    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    llm = make_llm()
+class Panic(BaseException):
+    """What pyo3 raises for a panic in Rust is no `Exception` either."""
+
+
+def fail_in(llm: LLM, step: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the engine fail in this step."""
     execute = llm.engine.runner.execute
 
     def fails_later(output: SchedulerOutput) -> Any:
-        if output.step == 5:
-            raise ValueError("no such layer")
+        if output.step == step:
+            raise error
         return execute(output)
 
     monkeypatch.setattr(llm.engine.runner, "execute", fails_later)
 
+
+async def submit_together(async_llm: AsyncLLM, num_requests: int) -> list[AnswerStream]:
+    """Submit requests that the engine takes before the same step."""
+    async with held(async_llm):
+        submitting = [
+            asyncio.create_task(async_llm.submit([5, i], ENDLESS, request_id=str(i)))
+            for i in range(num_requests)
+        ]
+        await asyncio.sleep(0)  # until each is asked
+    return await asyncio.gather(*submitting)
+
+
+def test_an_engine_that_fails_answers_everybody_and_takes_nobody(
+    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make_llm()
+    fail_in(llm, 5, ValueError("no such layer"), monkeypatch)
+
     async def fail() -> None:
         async with running(llm) as async_llm:
-            streams = [await async_llm.submit([5, i], ENDLESS, request_id=str(i)) for i in range(3)]
-            for stream in streams:
+            for stream in await submit_together(async_llm, 3):
                 with pytest.raises(EngineFailed, match=r"ValueError\('no such layer'\)"):
                     await texts(stream)
             assert async_llm.status == "failed"
@@ -301,6 +341,104 @@ def test_an_engine_that_fails_answers_everybody_and_takes_nobody(
             with pytest.raises(EngineUnavailable, match="no such layer"):
                 await async_llm.submit([5], GREEDY, request_id="d")
             assert (await pool(async_llm)).num_held_blocks == 0
+
+    asyncio.run(fail())
+
+
+def test_a_panic_fails_the_engine_and_hangs_nobody(
+    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make_llm()
+    fail_in(llm, 3, Panic("out of range"), monkeypatch)
+
+    async def fail() -> None:
+        async with running(llm) as async_llm:
+            stream = await async_llm.submit([5], ENDLESS, request_id="a")
+            with pytest.raises(EngineFailed, match=r"Panic\('out of range'\)"):
+                await texts(stream)
+            assert async_llm.status == "failed"
+            assert (await pool(async_llm)).num_held_blocks == 0
+
+    asyncio.run(fail())
+
+
+def test_a_panic_while_loading_fails_the_engine() -> None:
+    def load() -> LLM:
+        raise Panic
+
+    async def fail() -> None:
+        async with running(load) as async_llm:
+            await async_llm.loaded()
+            assert async_llm.status == "failed"
+            assert isinstance(async_llm.error, Panic)
+
+    asyncio.run(fail())
+
+
+def test_a_panic_in_a_call_is_raised_where_it_was_asked_and_nowhere_else(
+    make_llm: MakeLLM,
+) -> None:
+    def panic(engine: Engine) -> None:  # noqa: ARG001 -- as it is called
+        raise Panic
+
+    async def ask() -> None:
+        async with running(make_llm()) as async_llm:
+            with pytest.raises(Panic):
+                await async_llm.call(panic)
+            assert async_llm.status == "ready"
+            assert await texts(await async_llm.submit([5], GREEDY, request_id="a"))
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("kind", [ValueError, Panic])
+def test_observers_that_fail_at_every_end_fail_the_engine_and_hang_nobody(
+    make_llm: MakeLLM, caplog: pytest.LogCaptureFixture, kind: type[BaseException]
+) -> None:
+    class Broken(Observer):
+        def ended(self, *_: object) -> None:
+            raise kind
+
+    recorder = Recorder()
+
+    async def fail() -> None:
+        async with running(make_llm(), Broken(), recorder) as async_llm:
+            left, *others = await submit_together(async_llm, 3)
+            await left.aclose()
+            for stream in others:
+                with pytest.raises(EngineFailed, match=kind.__name__):
+                    await texts(stream)
+            assert async_llm.status == "failed"
+            assert (await pool(async_llm)).num_held_blocks == 0
+
+    asyncio.run(fail())
+    ends = [seen.partition(" ")[0] for seen in recorder.seen if seen[-1].isdigit()]
+    assert ends == ["error", "error"]
+    assert caplog.messages.count("an observer failed as a request ended") == 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_has_ended_is_an_engine_that_failed(
+    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails_too(*_: object) -> None:
+        raise Panic
+
+    llm = make_llm()
+    fail_in(llm, 1, Panic(), monkeypatch)
+    monkeypatch.setattr(AsyncLLM, "_fail", fails_too)
+
+    async def fail() -> None:
+        before = set(threading.enumerate())
+        async with running(llm) as async_llm:
+            [thread] = set(threading.enumerate()) - before
+            await async_llm.submit([5], GREEDY, request_id="a")
+            await asyncio.to_thread(thread.join)
+            assert async_llm.status == "failed"
+            with pytest.raises(EngineUnavailable, match="the engine failed"):
+                await async_llm.submit([5], GREEDY, request_id="b")
+            with pytest.raises(EngineUnavailable, match="the engine's thread has ended"):
+                await pool(async_llm)
 
     asyncio.run(fail())
 

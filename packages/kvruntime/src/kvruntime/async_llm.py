@@ -8,6 +8,7 @@ Knows threads and event loops. Does not know HTTP, tenants or what a client was 
 
 import asyncio
 import contextlib
+import logging
 import queue
 import secrets
 import threading
@@ -35,6 +36,8 @@ Params: TypeAlias = SamplingParams | BeamSearchParams
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+_logger = logging.getLogger(__name__)
+
 
 class AsyncLLM:
     """An `LLM` whose engine runs in a thread of its own, for many readers at a time.
@@ -50,7 +53,7 @@ class AsyncLLM:
         self._source = llm
         self._llm = llm if isinstance(llm, LLM) else None
         self._status: Status = "loading" if self._llm is None else "ready"
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._is_stopped = False
         self._num_threads = torch.get_num_threads()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -68,10 +71,12 @@ class AsyncLLM:
     @property
     def status(self) -> Status:
         """Whether requests are taken ("ready"), or why not."""
+        if self._status in {"loading", "ready", "draining"} and not self._thread.is_alive():
+            return "failed"
         return self._status
 
     @property
-    def error(self) -> Exception | None:
+    def error(self) -> BaseException | None:
         """What the engine failed with, where the status is "failed"."""
         return self._error
 
@@ -127,16 +132,19 @@ class AsyncLLM:
         engine = self.llm.engine
         if self._is_stopped:
             raise EngineUnavailable("the engine is stopped")
+        if not self._thread.is_alive():
+            raise EngineUnavailable("the engine's thread has ended")
         future: Future[T] = Future()
         self._inbox.put(lambda: _carry_out(future, function, engine))
         return await asyncio.wrap_future(future)
 
     def check_ready(self) -> None:
         """Refuse unless requests are taken. `EngineUnavailable`."""
-        if self._status == "failed":
+        status = self.status
+        if status == "failed":
             raise EngineUnavailable(f"the engine failed: {self._error!r}")
-        if self._status != "ready":
-            raise EngineUnavailable(f"the engine is {self._status}")
+        if status != "ready":
+            raise EngineUnavailable(f"the engine is {status}")
 
     @property
     def num_waiting(self) -> int:
@@ -189,7 +197,7 @@ class AsyncLLM:
         torch.set_num_threads(self._num_threads)
         try:
             engine = self._start()
-        except Exception as error:  # noqa: BLE001 -- `status` and `reason` say it
+        except BaseException as error:  # noqa: BLE001 -- `status` and `error` say it
             self._fail(error)
             return
         finally:
@@ -199,7 +207,8 @@ class AsyncLLM:
                 self._take_calls(may_wait=not self._can_step(engine))
                 if self._can_step(engine):
                     self._step(engine)
-            except Exception as error:  # noqa: BLE001 -- everybody who waits is answered with it
+            # A panic in a library that is written in Rust is no `Exception`.
+            except BaseException as error:  # noqa: BLE001 -- everybody who waits is answered with it
                 self._fail(error)
 
     def _can_step(self, engine: Engine) -> bool:
@@ -259,11 +268,13 @@ class AsyncLLM:
         self._inbox.put(abort)
 
     def _close(self, opened: OpenRequest, reason: str) -> None:
+        self._forget(opened)
+        for observer in self.observers:
+            _tell_ended(observer, opened, reason)
+
+    def _forget(self, opened: OpenRequest) -> None:
         del self._open[opened.stream]
         self._tell_drained()
-        seconds = time.monotonic() - opened.submitted
-        for observer in self.observers:
-            observer.ended(seconds, reason, opened.stream.num_prompt_tokens, opened.num_tokens)
 
     def _tell_drained(self, *waiting: Future[None]) -> None:
         """Tell who waits for it, now or later, that nothing is open."""
@@ -278,17 +289,28 @@ class AsyncLLM:
         self._has_ended = True
         self._drop_all(EngineUnavailable("the engine was stopped"), "abort")
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         self._error = error
         self._status = "failed"
         self._drop_all(EngineFailed(f"the engine failed: {error!r}"), "error")
 
     def _drop_all(self, error: Exception, reason: str) -> None:
+        """End all requests, whatever else fails meanwhile."""
         for opened in list(self._open.values()):
-            with contextlib.suppress(Exception):  # what failed may be what frees
+            with contextlib.suppress(BaseException):  # what failed may be what frees
                 self.llm.engine.abort(opened.request)
             _call_on(opened.stream.loop, opened.stream.fail, error)
-            self._close(opened, reason)
+            self._forget(opened)
+            for observer in self.observers:
+                try:
+                    _tell_ended(observer, opened, reason)
+                except BaseException:
+                    _logger.exception("an observer failed as a request ended")
+
+
+def _tell_ended(observer: Observer, opened: OpenRequest, reason: str) -> None:
+    seconds = time.monotonic() - opened.submitted
+    observer.ended(seconds, reason, opened.stream.num_prompt_tokens, opened.num_tokens)
 
 
 def _call_on(
@@ -308,5 +330,5 @@ def _carry_out(future: Future[T], function: Callable[[Engine], T], engine: Engin
         return
     try:
         future.set_result(function(engine))
-    except Exception as error:  # noqa: BLE001 -- it belongs to who asked
+    except BaseException as error:  # noqa: BLE001 -- it belongs to who asked
         future.set_exception(error)
