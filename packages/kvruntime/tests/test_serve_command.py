@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,16 +61,21 @@ class Process:
         return self.process.wait(TIMEOUT)
 
 
+def serving(folder: Path, *options: str, **variables: str) -> AbstractContextManager[Process]:
+    command = ["-m", "kvruntime", "serve", "--model", str(folder), "--port", "0"]
+    return started([*command, "--served-model-name", "tiny", *options], **variables)
+
+
 @contextmanager
-def serving(folder: Path, *options: str, **variables: str) -> Iterator[Process]:
-    command = [sys.executable, "-m", "kvruntime", "serve", "--model", str(folder), "--port", "0"]
-    environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **variables}
+def started(arguments: list[str], **variables: str) -> Iterator[Process]:
+    """A process of Python that serves."""
     with subprocess.Popen(
-        [*command, "--served-model-name", "tiny", *options],
+        [sys.executable, *arguments],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment,
+        env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **variables},
     ) as process:
         server = Process(process)
         listener = threading.Thread(target=server.listen)
@@ -167,6 +172,38 @@ def test_a_drain_has_an_end(folder: Path) -> None:
         wait_until_running(url, 1)
         assert server.end(signal.SIGTERM) == 1
         assert asked.result().status_code == 503
+
+
+# Loads when it is told to, by a line on its standard input.
+LOADS_LATER = """
+import os, sys
+from kvruntime import LLM, EngineConfig
+from kvruntime.server.run import run
+from kvruntime.server.settings import ServerSettings
+
+def load():
+    os.read(0, 1)
+    return LLM(sys.argv[1], EngineConfig(num_blocks=16))
+
+options = {"host": "127.0.0.1", "port": 0, "drain_seconds": 60, "access_log": False}
+sys.exit(not run(load, ServerSettings(), **options))
+"""
+
+
+@pytest.mark.parametrize("is_loaded_then", [False, True])
+def test_a_signal_while_the_model_loads_ends_it(folder: Path, *, is_loaded_then: bool) -> None:
+    """Even if the model is there in the meantime, which is too late to be told."""
+    with started(["-c", LOADS_LATER, str(folder)]) as server:
+        answer = httpx.get(f"{server.url}/health", timeout=TIMEOUT)  # so that it takes signals
+        assert answer.status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for("SIGTERM: what runs is finished first; .*")
+        if is_loaded_then:
+            assert server.process.stdin is not None
+            server.process.stdin.write("\n")
+            server.process.stdin.flush()
+        assert server.end() == 0
+    assert not [line for line in server.lines if line.startswith("ready")]
 
 
 def test_keys_come_from_three_places_and_neither_they_nor_prompts_are_logged(

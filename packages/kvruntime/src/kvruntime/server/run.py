@@ -75,7 +75,10 @@ async def _serve(
     server = _Server(config, async_llm, drain_seconds)
     telling = asyncio.create_task(_tell_when_loaded(server, async_llm))
     await server.serve(sockets=[listener])
-    await telling
+    if telling.done():
+        await telling
+    else:  # nobody waits for a model that still loads
+        telling.cancel()
     return server.has_answered_all
 
 
@@ -85,6 +88,8 @@ async def _tell_when_loaded(server: "_Server", async_llm: AsyncLLM) -> None:
     if async_llm.error is not None:
         server.should_exit = True
         raise async_llm.error
+    if async_llm.status != "ready":
+        return
     engine = async_llm.llm.engine
     _say(
         f"ready after {time.monotonic() - started:.1f} s: {engine.manager.num_blocks} blocks of "
