@@ -4,6 +4,7 @@ Nothing here copies. torch tensors are told by their module's name, so that torc
 """
 
 import sys
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -80,7 +81,7 @@ def view_bits(name: str, array: Any) -> tuple[Array, str]:
     bits = _BITS.get(dtype)
     if bits is None:
         found = view(name, array)
-        return found, found.dtype.name
+        return found, name_of(found.dtype)
     if isinstance(array, np.ndarray):
         return view(name, array).view(bits), dtype
     if type(array).__module__.partition(".")[0] == "torch":
@@ -91,6 +92,12 @@ def view_bits(name: str, array: Any) -> tuple[Array, str]:
                 bits
             ), dtype
     return view(name, array), dtype
+
+
+@cache
+def name_of(dtype: "np.dtype[Any]") -> str:
+    """Return a dtype's name, which NumPy makes anew each time."""
+    return dtype.name
 
 
 def _wrong_dtype(name: str, dtype: "np.dtype[Any]", given: str) -> DtypeError:

@@ -24,6 +24,7 @@ from kvkernels.errors import ArgumentError, DtypeError, ShapeError
 
 _PACKED_AXES = "num_blocks, num_kv_heads, head_dim / x, block_size, x"
 _PACKED_NDIM = 5
+_BFLOAT16_BITS = BFLOAT16.bits.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,11 @@ class CacheView:
         for axis, length in enumerate(array.shape):
             if length == 1:
                 steps[axis] = 0
-        span = 1 + sum((n - 1) * step for n, step in zip(array.shape, steps, strict=True))
-        items = as_strided(array, (span,), (size,), writeable=array.flags.writeable)
+        if array.flags.c_contiguous:
+            items = array.reshape(-1)
+        else:
+            span = 1 + sum((n - 1) * step for n, step in zip(array.shape, steps, strict=True))
+            items = as_strided(array, (span,), (size,), writeable=array.flags.writeable)
         if array.ndim == _PACKED_NDIM:
             part = array.shape[-1]
             return items, (steps[0], steps[1], steps[3], steps[2]), part
@@ -61,7 +65,7 @@ def require_dtype(
     """View an array as bits and find its dtype, which `given` names where NumPy cannot."""
     bits, found = view_bits(name, array)
     found = ALIASES.get(found, found)
-    if found == BFLOAT16.bits.name and allowed is not CACHE_DTYPES and BFLOAT16 in allowed:
+    if found == _BFLOAT16_BITS and allowed is not CACHE_DTYPES and BFLOAT16 in allowed:
         return bits, BFLOAT16
     if given is not None:
         wanted = BY_NAME.get(ALIASES.get(given, given))

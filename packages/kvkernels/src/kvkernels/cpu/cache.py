@@ -5,6 +5,7 @@ It knows no rule about shapes and slots.
 # ruff: noqa: PLR0917  # Numba takes arguments by position
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -75,8 +76,10 @@ def _read(
                 target += part
 
 
-def _writer(item: Any) -> Callable[..., Any]:
-    """Return `_write` for items of a Numba type; the first call compiles or loads it."""
+@cache
+def _writer(num_bytes: int) -> Callable[..., Any]:
+    """Return `_write` for items of so many bytes; the first call compiles or loads it."""
+    item = from_dtype(_bits(num_bytes))
     arguments = (
         *(items(item), ints(2), items(item, writable=True), ints(4)),
         *(INT, INT64_1D, INT, INT, INT),
@@ -84,8 +87,10 @@ def _writer(item: Any) -> Callable[..., Any]:
     return kernel(_write, arguments)
 
 
-def _reader(item: Any) -> Callable[..., Any]:
+@cache
+def _reader(num_bytes: int) -> Callable[..., Any]:
     """Return `_read` likewise."""
+    item = from_dtype(_bits(num_bytes))
     arguments = (
         *(items(item, writable=True), items(item), ints(4)),
         *(INT, INT64_1D, INT, INT, INT),
@@ -95,18 +100,23 @@ def _reader(item: Any) -> Callable[..., Any]:
 
 def prepare(num_bytes: int) -> None:
     """Compile or load what moves items of so many bytes."""
-    item = from_dtype(np.dtype(f"u{num_bytes}"))
-    _writer(item)
-    _reader(item)
+    _writer(num_bytes)
+    _reader(num_bytes)
+
+
+@cache
+def _bits(num_bytes: int) -> "np.dtype[Any]":
+    """The dtype that items of so many bytes are moved as, whatever they stand for."""
+    return np.dtype(f"u{num_bytes}")
 
 
 def write(name: str, tokens: Array, cache: CacheView, slot_mapping: Array) -> None:
     """Copy tokens [T, Hkv, D], of the cache's dtype, to their slots."""
-    bits = np.dtype(f"u{tokens.itemsize}")
+    bits = _bits(tokens.itemsize)
     source, source_steps = flatten(name, tokens.view(bits))
     target, target_steps, part = cache.flatten()
     _, num_kv_heads, block_size, head_dim = cache.shape
-    _writer(from_dtype(bits))(
+    _writer(tokens.itemsize)(
         *(source, source_steps, target.view(bits), target_steps, part),
         *(slot_mapping, num_kv_heads, block_size, head_dim),
     )
@@ -114,10 +124,10 @@ def write(name: str, tokens: Array, cache: CacheView, slot_mapping: Array) -> No
 
 def read(cache: CacheView, slot_mapping: Array, tokens: Array) -> None:
     """Copy slots, none of them -1, to tokens [T, Hkv, D], C-contiguous and of the cache's dtype."""
-    bits = np.dtype(f"u{tokens.itemsize}")
+    bits = _bits(tokens.itemsize)
     source, source_steps, part = cache.flatten()
     _, num_kv_heads, block_size, head_dim = cache.shape
-    _reader(from_dtype(bits))(
+    _reader(tokens.itemsize)(
         *(tokens.view(bits).reshape(-1), source.view(bits), source_steps, part),
         *(slot_mapping, num_kv_heads, block_size, head_dim),
     )

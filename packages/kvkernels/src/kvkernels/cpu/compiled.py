@@ -128,11 +128,16 @@ def compiled(*arguments: Any) -> Callable[[Callable[..., Any]], Callable[..., An
     """Make a kernel of a function, which its first call compiles or loads."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        # Looked up once: to hash Numba's types takes longer than many kernels.
+        @cache
+        def entry() -> Callable[..., Any]:
+            return kernel(function, arguments)
+
         @wraps(function)
         def call(*values: Any) -> Any:
-            return kernel(function, arguments)(*values)
+            return entry()(*values)
 
-        PREPARE[function.__name__.strip("_")] = lambda: kernel(function, arguments)
+        PREPARE[function.__name__.strip("_")] = entry
         return call
 
     return decorate
