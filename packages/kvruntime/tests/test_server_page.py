@@ -384,6 +384,62 @@ def test_the_first_answer_goes_on_as_the_conversation(
     page.close()
 
 
+def wait_until_idle(page: Page) -> None:
+    """Wait for the end of every answer that was asked for."""
+    page.wait_for("document.querySelector('.said') && !document.getElementById('send').disabled")
+
+
+def told(body: dict[str, Any]) -> list[str]:
+    """The conversation that a request has, after the system prompt."""
+    return [message["content"] for message in body["messages"][1:]]
+
+
+@needs_chromium
+def test_a_new_chat_knows_nothing_of_an_answer_that_it_broke_off(
+    chromium: Chromium, server: CannedServer
+) -> None:
+    server.chunks, server.hangs = [chunk("A page ")], True
+    page = opened(chromium, server)
+    say(page, "What is it?")
+    page.wait_for("document.querySelector('.answer .text')?.textContent === 'A page '")
+    page.click("#clear")
+    page.wait_for("!document.getElementById('send').disabled")
+    server.chunks, server.hangs = ANSWER, False
+    for question in ("Hello?", "And then?"):
+        say(page, question)
+        wait_until_idle(page)
+    assert [told(body) for body in server.bodies[1:]] == [
+        ["Hello?"],
+        ["Hello?", "A page table.", "And then?"],
+    ]
+    page.close()
+
+
+@needs_chromium
+@pytest.mark.parametrize(("button", "times"), [("#send", 1), ("#send-four", 4)])
+def test_trying_again_takes_what_came_of_the_question_back(
+    chromium: Chromium, server: CannedServer, button: str, times: int
+) -> None:
+    server.chunks = [chunk("A page ")]
+    page = opened(chromium, server)
+    page.evaluate("document.getElementById('message').focus()")
+    page.type("What is it?")
+    page.click(button)
+    page.wait_for(f"document.querySelectorAll('.error').length === {times}")
+    wait_until_idle(page)
+    server.chunks = ANSWER
+    page.click(".error button")
+    page.wait_for(f"document.querySelectorAll('.answer[data-state=done]').length === {times}")
+    wait_until_idle(page)
+    say(page, "And then?")
+    page.wait_for(f"document.querySelectorAll('.answer[data-state=done]').length === {times + 1}")
+    assert [told(body) for body in server.bodies] == [
+        *[["What is it?"]] * 2 * times,
+        ["What is it?", "A page table.", "And then?"],
+    ]
+    page.close()
+
+
 @needs_chromium
 def test_what_a_model_and_a_person_say_is_never_markup(
     chromium: Chromium, server: CannedServer

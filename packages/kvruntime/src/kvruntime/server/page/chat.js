@@ -10,7 +10,7 @@ export class Chat {
     Object.assign(this, parts); // log, welcome, spoken, send, sendFour, stop
     this.access = access;
     this.onStart = onStart;
-    this.messages = []; // without the system prompt, which may change
+    this.exchanges = []; // questions with their answers, without the system prompt, which may change
     this.abort = null;
     this.answers = new Map(); // id of a request -> the elements that show its answers
   }
@@ -23,10 +23,15 @@ export class Chat {
   async ask(text, options, times = 1) {
     if (this.isBusy) return;
     this.welcome.hidden = true;
-    this.messages.push({ role: "user", content: text });
+    const { exchanges } = this; // other ones after a new chat has begun
+    const exchange = [{ role: "user", content: text }];
     this.log.append(element("div", "said", text));
     const body = {
-      messages: [...(options.system ? [{ role: "system", content: options.system }] : []), ...this.messages],
+      messages: [
+        ...(options.system ? [{ role: "system", content: options.system }] : []),
+        ...exchanges.flat(),
+        ...exchange,
+      ],
       n: options.n,
       max_tokens: options.maxTokens,
       temperature: options.temperature,
@@ -38,10 +43,17 @@ export class Chat {
     const count = Math.min(times, MOST_TOGETHER);
     const asked = Array.from({ length: count }, (_, index) => {
       const names = Array.from({ length: options.n }, (_, n) => nameOf(index, count, n, options.n));
-      return this.answer(body, group, names, signal, () => this.again(text, options, times, group));
+      const retry = () => this.again(exchange, group, options, times);
+      return this.answer(body, group, names, signal, retry);
     });
     const [first] = await Promise.all(asked);
-    this.end(first);
+    if (first) {
+      // A question without an answer would be asked again with the next.
+      exchange.push({ role: "assistant", content: first });
+      exchanges.push(exchange);
+    }
+    this.end();
+    if (exchanges === this.exchanges) this.spoken.textContent = first || "No answer came.";
   }
 
   begin() {
@@ -51,22 +63,20 @@ export class Chat {
     this.scroll(true);
   }
 
-  end(first) {
+  end() {
     this.abort = null;
     this.send.disabled = this.sendFour.disabled = false;
     this.stop.disabled = true;
-    if (first) this.messages.push({ role: "assistant", content: first });
-    else this.messages.pop(); // a question without an answer would be asked again with the next
-    this.spoken.textContent = first || "No answer came.";
     this.scroll(true);
   }
 
   // Take a question back, with what became of it, and ask it again.
-  again(text, options, times, group) {
+  again(exchange, group, options, times) {
     if (this.isBusy) return;
+    this.exchanges = this.exchanges.filter((each) => each !== exchange);
     group.previousElementSibling.remove();
     group.remove();
-    this.ask(text, options, times);
+    this.ask(exchange[0].content, options, times);
   }
 
   // Stream one request into its elements; the text of its first answer.
@@ -109,7 +119,7 @@ export class Chat {
 
   clear() {
     this.abort?.abort();
-    this.messages = [];
+    this.exchanges = [];
     this.log.replaceChildren(this.welcome);
     this.welcome.hidden = false;
   }
