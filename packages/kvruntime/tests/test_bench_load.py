@@ -205,10 +205,37 @@ def test_a_cancelled_load_tells_what_was_measured() -> None:
     assert records[1].ttft == pytest.approx(0.5)
 
 
-def test_the_first_event_of_a_chat_names_a_role_and_is_no_token() -> None:
-    def delta(content: Mapping[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-        return {"choices": [{"delta": dict(content), "finish_reason": finish_reason}]}
+@pytest.mark.parametrize("character", ["\N{LINE SEPARATOR}", "\N{PARAGRAPH SEPARATOR}", "\x85"])
+def test_an_answer_may_have_any_character(character: str) -> None:
+    event = json.dumps(chunk(f"a{character}b", "stop"), ensure_ascii=False)
+    [record] = load(Server([(0.5, event), (0.0, usage(7, 1))]), [0.0])
+    assert (record.outcome, record.error) == (Outcome.COMPLETED, "")
 
+
+def delta(content: Mapping[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    """A chunk of a chat."""
+    return {"choices": [{"delta": dict(content), "finish_reason": finish_reason}]}
+
+
+def test_an_end_without_output_is_no_token() -> None:
+    """And the answer ends with it."""
+    script: Script = [
+        (0.5, delta({"content": "a"})),
+        (0.25, delta({"content": "b"})),
+        (0.125, delta({}, "stop")),
+        (0.0, usage(7, 2)),
+    ]
+    [record] = load(Server(script), [0.0], endpoint=Endpoint.CHAT)
+    assert (record.ttft, record.itls, record.e2el) == (0.5, [0.25], 0.875)
+
+
+def test_the_end_of_an_answer_without_any_output_is_its_first_token() -> None:
+    script: Script = [(0.5, delta({}, "stop")), (0.0, usage(7, 1))]
+    [record] = load(Server(script), [0.0], endpoint=Endpoint.CHAT)
+    assert (record.ttft, record.itls, record.e2el) == (0.5, [], 0.5)
+
+
+def test_the_first_event_of_a_chat_names_a_role_and_is_no_token() -> None:
     script: Script = [
         (0.1, delta({"role": "assistant", "content": ""})),
         (0.4, delta({"content": "a"})),

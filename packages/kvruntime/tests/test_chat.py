@@ -292,6 +292,13 @@ def test_a_server_is_asked_for_the_whole_conversation() -> None:
     assert turn.finish_reason == "stop"
 
 
+def test_an_answer_may_have_any_character() -> None:
+    text = "one\N{LINE SEPARATOR}two\N{PARAGRAPH SEPARATOR}three\x85"
+    answer = stream(json.dumps(piece(text, "stop"), ensure_ascii=False), "[DONE]")
+    chat = Chat(RemoteAnswerer("http://server", transport=server(answer)))
+    assert "".join(chat.ask("Where?")) == text
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["DONE", "base_url", "event_of", "told", "usage_of"]
+__all__ = ["EventReader", "base_url", "told", "usage_of"]
 
-DONE = object()
+_DONE = object()
 _SHOWN = 200  # characters of what a server says of an error
 
 
@@ -24,19 +24,45 @@ def base_url(url: str) -> str:
     return base if base.endswith("/v1") else f"{base}/v1"
 
 
-def event_of(line: str) -> Any:
-    """The JSON of a line of server-sent events; `DONE` at the end, None where a line has none.
+class EventReader:
+    r"""Finds the events in a stream of bytes, wherever that is cut into pieces.
 
-    What is not JSON, and what is no object, is an error as servers send them.
+    An event is the JSON of a line of server-sent events. What is not JSON, and what is no object,
+    is an error as servers send them.
 
-    >>> event_of('data: {"choices": []}'), event_of(": still here"), event_of("data: [DONE]") is DONE
-    ({'choices': []}, None, True)
+    >>> reader = EventReader()
+    >>> reader.feed(b': still here\n\ndata: {"choi'), reader.feed(b'ces": []}\r\n\r\ndata:')
+    ([], [{'choices': []}])
+    >>> reader.feed(b" [DONE]\n"), reader.is_done
+    ([], True)
     """
+
+    def __init__(self) -> None:
+        self.is_done = False  # the server said that nothing follows
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> list[dict[str, Any]]:
+        """The events whose lines end in this piece."""
+        # Only at the ends of lines that the protocol knows: U+2028 may stand in the midst of JSON.
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        events = []
+        for line in lines:
+            event = _event_of(line.decode(errors="replace"))
+            if event is _DONE:
+                self.is_done = True
+                break
+            if event is not None:
+                events.append(event)
+        return events
+
+
+def _event_of(line: str) -> Any:
+    """The event of a line; `_DONE` at the end, None where a line has none."""
     field, _, value = line.partition(":")
     if field != "data":
         return None
     if value.strip() == "[DONE]":
-        return DONE
+        return _DONE
     with suppress(ValueError, RecursionError):
         event = json.loads(value)
         if isinstance(event, dict):

@@ -15,7 +15,7 @@ import httpx
 from kvruntime.bench.figures import Outcome, Record
 from kvruntime.bench.prompts import Asked
 from kvruntime.errors import ServerError
-from kvruntime.wire import DONE, base_url, event_of, told, usage_of
+from kvruntime.wire import EventReader, base_url, told, usage_of
 
 __all__ = ["Client", "Endpoint"]
 
@@ -150,6 +150,7 @@ def _now() -> float:
 async def _read(response: httpx.Response, record: Record) -> None:
     """Note the times of what is generated, and the counts of tokens at the end."""
     is_whole = False
+    ended = None
     async for event in _events(response):
         if "error" in event:
             record.outcome = Outcome.FAILED
@@ -158,11 +159,14 @@ async def _read(response: httpx.Response, record: Record) -> None:
         for choice in event.get("choices") or ():
             is_last = choice.get("finish_reason") is not None
             if is_last or _has_output(choice):
+                ended = _now()
+            # An end without output, after which nothing else comes, stands for all there was.
+            if _has_output(choice) or (is_last and not record.chunk_times):
                 record.chunk_times.append(_now())
             is_whole = is_whole or is_last
         if usage := usage_of(event):
             record.num_prompt_tokens, record.num_cached_tokens, record.num_output_tokens = usage
-    record.ended = record.chunk_times[-1] if record.chunk_times else None
+    record.ended = ended
     if not is_whole:
         record.outcome, record.error = Outcome.FAILED, "the stream ended before the answer did"
     elif record.num_output_tokens is None:
@@ -173,12 +177,12 @@ async def _read(response: httpx.Response, record: Record) -> None:
 
 async def _events(response: httpx.Response) -> AsyncIterator[Mapping[str, Any]]:
     """The events of an answer, until it says that it is done."""
-    async for line in response.aiter_lines():
-        event = event_of(line)
-        if event is DONE:
-            return
-        if event is not None:
+    reader = EventReader()
+    async for piece in response.aiter_bytes():
+        for event in reader.feed(piece):
             yield event
+        if reader.is_done:
+            return
 
 
 def _has_output(choice: Mapping[str, Any]) -> bool:

@@ -31,7 +31,8 @@ class Record:
     """When the parts of one answer came, and how many tokens the server says there were.
 
     `arrival` is when the request was due and `sent` when it went, later where requests had to wait for
-    a seat. `chunk_times` has one entry for each event that carried output.
+    a seat. `chunk_times` has one entry for each event that carried output; an answer without any has
+    the time of its end.
     """
 
     arrival: float

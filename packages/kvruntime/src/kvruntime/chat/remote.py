@@ -3,14 +3,14 @@
 Knows HTTP and chat completions. Does not know terminals.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
 
 from kvruntime.chat.session import Message, Turn
 from kvruntime.errors import ServerError
-from kvruntime.wire import DONE, base_url, event_of, told, usage_of
+from kvruntime.wire import EventReader, base_url, told, usage_of
 
 __all__ = ["RemoteAnswerer"]
 
@@ -67,13 +67,17 @@ class RemoteAnswerer:
             raise ServerError(f"{self.url}/models lists no model; name one by --model") from error
 
 
-def _pieces(response: httpx.Response, turn: Turn) -> Generator[str, None, None]:
-    for line in response.iter_lines():
-        event = event_of(line)
-        if event is DONE:
+def _events(response: httpx.Response) -> Iterator[Mapping[str, Any]]:
+    """The events of an answer, until it says that it is done."""
+    reader = EventReader()
+    for piece in response.iter_bytes():
+        yield from reader.feed(piece)
+        if reader.is_done:
             return
-        if event is None:
-            continue
+
+
+def _pieces(response: httpx.Response, turn: Turn) -> Generator[str, None, None]:
+    for event in _events(response):
         if "error" in event:
             raise ServerError(told(event["error"]))
         for choice in event.get("choices") or ():
