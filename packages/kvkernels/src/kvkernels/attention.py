@@ -82,6 +82,7 @@ def paged_attention(
         workspace: Uint8, of at least `workspace_size` bytes, on a GPU aligned to 16, in which the call
             computes; None allocates. What is in it before and after means nothing.
         stream: On a GPU; where to launch. None means the current one of the framework of q.
+            What the call allocates belongs to it.
         debug: Whether to check what costs time; None asks KVKERNELS_DEBUG. On a GPU the call then waits
             for lengths and tables and checks them as on a CPU, where they are always checked. On a CPU
             it checks that outputs do not overlap inputs.

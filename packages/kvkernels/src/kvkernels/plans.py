@@ -87,7 +87,7 @@ def workspace_size(
             heads=heads,
             has_many_rows=has_many_rows,
             deterministic=deterministic,
-            launcher=launch.launcher_of(0),
+            launcher=launch.launcher_of(launch.current_device()),
         ).num_bytes
         for has_many_rows in (False, True)
     )

@@ -1,5 +1,6 @@
 """The public calls for arrays in GPU memory, on the fiber GPU: arrays that say they are on a device."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from .host_gpu import HostGPU
 class OnDevice:
     """NumPy memory with the protocol of arrays in GPU memory."""
 
-    def __init__(self, array: Array) -> None:
+    def __init__(self, array: Array, device: int = 0) -> None:
+        self.device = SimpleNamespace(id=device)
         # Bits of bfloat16 are unsigned to all but torch.
         array = array.view(np.uint16) if array.dtype == np.int16 else array
         self.array = array
@@ -30,6 +32,7 @@ class Recorder(HostGPU):
     def __init__(self) -> None:
         super().__init__()
         self.streams: list[int] = []
+        self.made: list[tuple[str, int, int]] = []
 
     def launch(self, kernel: Any, grid: int, params: Any, stream: int) -> None:
         self.streams.append(stream)
@@ -42,15 +45,14 @@ def device(gpu: HostGPU, monkeypatch: pytest.MonkeyPatch) -> Recorder:
     del gpu  # it skips where there is no compiler
     recorder = Recorder()
     monkeypatch.setattr(launch, "launcher_of", lambda _: recorder)
-    monkeypatch.setattr(
-        launch,
-        "empty",
-        lambda _, shape, dtype: (
-            OnDevice(encode(np.zeros(shape), dtype))
-            if dtype != "uint8"
-            else OnDevice(np.zeros(shape, np.uint8))
-        ),
-    )
+
+    def empty(_: Any, shape: tuple[int, ...], dtype: str, device: int, stream: int) -> OnDevice:
+        recorder.made.append((dtype, device, stream))
+        if dtype != "uint8":
+            return OnDevice(encode(np.zeros(shape), dtype), device)
+        return OnDevice(np.zeros(shape, np.uint8), device)
+
+    monkeypatch.setattr(launch, "empty", empty)
     return recorder
 
 
@@ -91,6 +93,33 @@ def test_launches_follow_the_stream_of_the_caller(device: Recorder) -> None:
     device.streams.clear()
     _call(Case([40]), stream=11)
     assert set(device.streams) == {11}
+
+
+def test_results_and_workspaces_belong_to_the_stream_of_the_launches(device: Recorder) -> None:
+    _call(Case([40]), stream=11)
+    assert device.made == [("bfloat16", 0, 11), ("float32", 0, 11), ("uint8", 0, 11)]
+    device.made.clear()
+    ones = OnDevice(np.ones((1, 2, 8), np.float32))
+    kvkernels.merge_states([ones], [OnDevice(np.zeros((1, 2), np.float32))], stream=12)
+    assert device.made == [("float32", 0, 12), ("float32", 0, 12)]
+
+
+def test_arrays_on_two_gpus_are_refused_before_anything_is_launched(device: Recorder) -> None:
+    refused = pytest.raises(ArgumentError, match=r"must be on the device of .*, 0, got 1")
+    with refused:
+        _call(Case([40]), workspace=OnDevice(np.zeros(1 << 20, np.uint8), device=1))
+    pools = [OnDevice(np.zeros((4, 2, 4, 8), np.float32), device=n) for n in range(2)]
+    new, slots = OnDevice(np.ones((1, 2, 8), np.float32)), OnDevice(np.zeros(1, np.int64))
+    with refused:
+        kvkernels.write_kv(new, new, pools[0], pools[1], slots)
+    with refused:
+        kvkernels.copy_blocks(pools, [(0, 1, 4)])
+    with refused:
+        kvkernels.swap_blocks([pools[0]], [pools[1]], [(0, 1, 4)])
+    lses = [OnDevice(np.zeros((1, 2), np.float32), device=n) for n in range(2)]
+    with refused:
+        kvkernels.merge_states([new, new], lses)
+    assert not device.launches
 
 
 def test_nothing_is_allocated_with_out_lse_and_workspace(

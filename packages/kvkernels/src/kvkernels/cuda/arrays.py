@@ -6,17 +6,18 @@ an array comes from there, and copies nothing.
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from kvkernels.cuda.kernels import ITEMSIZE
-from kvkernels.errors import ArrayError, DtypeError, ShapeError
+from kvkernels.errors import ArgumentError, ArrayError, DtypeError, ShapeError
 
 _DLPACK_CUDA = 2
-_TORCH_NAMES = {"float8_e4m3fn": "float8_e4m3"}
+_NAMES = {"float8_e4m3fn": "float8_e4m3"}
+_NEEDS_CUPY = "arrays in GPU memory need CuPy: pip install 'kvkernels[cuda13]' or '[cuda12]'"
 # What has no NumPy dtype comes as bits, with its name beside it.
 _BITS = {"bfloat16": "uint16", "float8_e4m3": "uint8", "float16": "uint16"}
 
@@ -72,6 +73,24 @@ class DeviceArray:
         return self.pointer % num_bytes == 0 and all(s * itemsize % num_bytes == 0 for s in steps)
 
 
+def import_cupy() -> Any:
+    """Import CuPy; raises ArrayError with the command to install it."""
+    try:
+        import cupy  # noqa: PLC0415  # only calls with arrays on a GPU need it
+    except ImportError as error:
+        raise ArrayError(f"{_NEEDS_CUPY}, got {error}") from error
+    return cupy
+
+
+def require_one_device(arrays: Iterable[DeviceArray | None]) -> None:
+    """Check that all arrays are on the device of the first one; None is none."""
+    first, *others = (array for array in arrays if array is not None)
+    for other in others:
+        if other.device != first.device:
+            rule = f"{other.name} must be on the device of {first.name}, {first.device}"
+            raise ArgumentError(f"{rule}, got {other.device}")
+
+
 def is_on_device(array: Any) -> bool:
     """Whether an array says that it lies in the memory of a CUDA device."""
     if type(array) is np.ndarray:
@@ -95,9 +114,7 @@ def view(name: str, array: Any, dtype: str | None = None) -> DeviceArray:
     elif hasattr(array, "__cuda_array_interface__"):
         found = _view_interface(name, array)
     elif hasattr(array, "__dlpack__"):
-        import cupy  # noqa: PLC0415  # only what speaks nothing but DLPack needs it here
-
-        found = _view_interface(name, cupy.from_dlpack(array))
+        found = _view_dlpack(name, array)
     else:
         rule = f"{name} must be an array in GPU memory: torch, CuPy, DLPack or CUDA array interface"
         raise ArrayError(f"{rule}, got {type(array).__qualname__}")
@@ -118,8 +135,18 @@ def _view_torch(name: str, tensor: Any) -> DeviceArray:
     dtype = str(tensor.dtype).rpartition(".")[2]
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
     device = tensor.device.index
-    dtype = _TORCH_NAMES.get(dtype, dtype)
+    dtype = _NAMES.get(dtype, dtype)
     return DeviceArray(name, tensor.data_ptr(), shape, strides, dtype, device, tensor)
+
+
+def _view_dlpack(name: str, array: Any) -> DeviceArray:
+    cupy = import_cupy()
+    try:
+        found = cupy.from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        rule = f"{name} must be an array that CuPy takes by DLPack"
+        raise ArrayError(f"{rule}, got {type(array).__qualname__} ({error})") from error
+    return _view_interface(name, found)
 
 
 def _view_interface(name: str, array: Any) -> DeviceArray:
@@ -135,14 +162,19 @@ def _view_interface(name: str, array: Any) -> DeviceArray:
     strides = tuple(stride // dtype.itemsize for stride in given)
     device = getattr(getattr(array, "device", None), "id", 0)
     pointer = interface["data"][0]
-    return DeviceArray(name, pointer, shape, strides, dtype.name, device, array)
+    # The protocol has no bfloat16 and no float8: their items are bytes without a meaning.
+    kind = np.dtype(array.dtype).name if dtype.kind == "V" else dtype.name
+    return DeviceArray(name, pointer, shape, strides, _NAMES.get(kind, kind), device, array)
 
 
 def current_stream(array: Any, device: int) -> int:
-    """The stream on which the framework of an array works now, as CUDA's handle."""
+    """The stream on which the framework of an array works now, as CUDA's handle.
+
+    What speaks nothing but DLPack has none: CuPy, which viewed it, has waited for it on its own.
+    """
     if type(array).__module__.partition(".")[0] == "torch":
         return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
-    if type(array).__module__.partition(".")[0] == "cupy":
-        return int(sys.modules["cupy"].cuda.get_current_stream(device).ptr)
-    interface = getattr(array, "__cuda_array_interface__", {})
-    return int(interface.get("stream") or 0)
+    is_cupy = type(array).__module__.partition(".")[0] == "cupy"
+    if is_cupy or not hasattr(array, "__cuda_array_interface__"):
+        return int(import_cupy().cuda.get_current_stream(device).ptr)
+    return int(array.__cuda_array_interface__.get("stream") or 0)

@@ -18,7 +18,7 @@ from kvkernels.arguments import (
     check_rows,
 )
 from kvkernels.cuda import kernels, source
-from kvkernels.cuda.arrays import DeviceArray
+from kvkernels.cuda.arrays import DeviceArray, require_one_device
 from kvkernels.cuda.plan import Launcher, Plan
 from kvkernels.errors import ArgumentError, DtypeError, ShapeError
 
@@ -82,7 +82,7 @@ class Inputs:
         _require_dense(self.alibi_slopes, "float32", "Hq", (num_heads,))
         _require_dense(self.sinks, "float32", "Hq", (num_heads,))
         self._check_scales()
-        self._check_devices()
+        require_one_device(getattr(self, name) for name in self.__slots__)
 
     def _check_scales(self) -> None:
         if (self.k_scales is None) != (self.v_scales is None):
@@ -94,13 +94,6 @@ class Inputs:
             if self.k_cache.dtype not in _EIGHT_BITS:
                 rule = f"scales for each token need a cache of {' or '.join(_EIGHT_BITS)}"
                 raise DtypeError(f"{rule}, got {self.k_cache.dtype}")
-
-    def _check_devices(self) -> None:
-        for name in self.__slots__:
-            array = getattr(self, name)
-            if array is not None and array.device != self.q.device:
-                rule = f"{name} must be on the device of q, {self.q.device}"
-                raise ArgumentError(f"{rule}, got {array.device}")
 
     def can_use_tensor_cores(self) -> bool:
         """Whether dtypes, head dimension and alignment fit the fast kernels."""

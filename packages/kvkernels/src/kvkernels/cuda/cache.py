@@ -13,7 +13,7 @@ import numpy as np
 
 from kvkernels.arguments import CACHE_AXES, SCALE_AXES, check_angles
 from kvkernels.cuda import kernels, source
-from kvkernels.cuda.arrays import DeviceArray
+from kvkernels.cuda.arrays import DeviceArray, require_one_device
 from kvkernels.cuda.plan import Launcher
 from kvkernels.errors import ArgumentError, DtypeError, ShapeError
 
@@ -70,6 +70,8 @@ class Write:
         if not (self.k_scale > 0 and self.v_scale > 0):
             rule = "k_scale and v_scale must be positive"
             raise ArgumentError(f"{rule}, got {self.k_scale} and {self.v_scale}")
+        numbers = ("k_scale", "v_scale")
+        require_one_device(getattr(self, name) for name in self.__slots__ if name not in numbers)
 
     def _check_rotation(self, num_tokens: int, head_dim: int) -> None:
         if (self.cos is None) != (self.sin is None):
@@ -196,6 +198,7 @@ def merge_states(
     if sinks is not None:
         sinks.require(("float32",), "Hq", (num_heads,))
         sinks.require_contiguous()
+    require_one_device([*outs, *lses, out, lse, sinks])
     params = np.zeros((), source.struct("MergeParams"))
     params["outs"][: len(outs)] = [array.pointer for array in outs]
     params["lses"][: len(lses)] = [array.pointer for array in lses]

@@ -13,7 +13,7 @@ import numpy as np
 from kvkernels import arguments
 from kvkernels.arguments import AttentionCall, WriteCall
 from kvkernels.cuda import attention, cache, debug, launch, plan
-from kvkernels.cuda.arrays import DeviceArray, current_stream, view
+from kvkernels.cuda.arrays import DeviceArray, current_stream, require_one_device, view
 from kvkernels.errors import ArgumentError, ArrayError, ShapeError
 
 _X_PACKED_AXES = 5
@@ -60,10 +60,12 @@ def paged_attention(call: AttentionCall) -> Any:
     if len(queries.shape) != 3:
         raise ShapeError(f"q must have the shape [T, Hq, D], got {list(queries.shape)}")
     options = arguments.check_options(call, queries.shape[2])
-    out = launch.empty(call.q, queries.shape, queries.dtype) if call.out is None else call.out
-    lse = call.lse
+    place = queries.device, _stream_of(call.stream, call.q, queries.device)
+    out, lse = call.out, call.lse
+    if out is None:
+        out = launch.empty(call.q, queries.shape, queries.dtype, *place)
     if call.return_lse and lse is None:
-        lse = launch.empty(call.q, queries.shape[:2], "float32")
+        lse = launch.empty(call.q, queries.shape[:2], "float32", *place)
     inputs = attention.Inputs(
         *(queries, keys, values),
         *(view("block_table", call.block_table), view("seq_lens", call.seq_lens)),
@@ -78,9 +80,9 @@ def paged_attention(call: AttentionCall) -> Any:
     inputs.check()
     if arguments.is_debugging(call.debug):
         debug.check_batch(call, queries.shape[0], keys.shape, options.window_left)
-    handle = _stream_of(call.stream, call.q, queries.device)
     if queries.shape[0]:
-        made = _plan(inputs, call.q, call.workspace, deterministic=call.deterministic)
+        handle = place[1]
+        made = _plan(inputs, call, handle)
         if made is not None:
             made.update(
                 *(inputs.seq_lens, inputs.cu_seqlens_q),
@@ -108,16 +110,17 @@ def _size(inputs: attention.Inputs, *, deterministic: bool) -> plan.PlanSize | N
     )
 
 
-def _plan(
-    inputs: attention.Inputs, like: Any, workspace: Any, *, deterministic: bool
-) -> plan.Plan | None:
-    size = _size(inputs, deterministic=deterministic)
+def _plan(inputs: attention.Inputs, call: AttentionCall, stream: int) -> plan.Plan | None:
+    size = _size(inputs, deterministic=call.deterministic)
     if size is None:
         return None
+    workspace = call.workspace
     if workspace is None:
-        workspace = launch.empty(like, (size.num_bytes,), "uint8")
+        # It is dropped when the call returns, while its kernels have yet to run on the stream.
+        workspace = launch.empty(call.q, (size.num_bytes,), "uint8", inputs.q.device, stream)
     memory = view("workspace", workspace)
     memory.require_contiguous()
+    require_one_device([inputs.q, memory])
     return plan.Plan(size, memory, launch.launcher_of(inputs.q.device))
 
 
@@ -153,6 +156,7 @@ def copy_blocks(caches: Sequence[Any], copies: Iterable[Any], stream: Any = None
     arguments.check_pools("caches", [one.shape for one in views])
     checked = arguments.check_copies(copies, *arguments.blocks_of(views[0].shape))
     _refuse_packed("caches", views)
+    require_one_device(views)
     launcher = launch.launcher_of(views[0].device)
     handle = _stream_of(stream, caches[0], views[0].device)
     cache.copy_blocks(views, views, _as_array(checked), launcher, handle)
@@ -192,6 +196,7 @@ def swap_blocks(
         other.require((one.dtype,), "num_blocks, Hkv, block_size, D", other.shape)
     _refuse_packed("sources", ours)
     _refuse_packed("destinations", theirs)
+    require_one_device([*ours, *theirs])
     num_sources, block_size = arguments.blocks_of(ours[0].shape)
     checked = arguments.check_swaps(copies, num_sources, theirs[0].shape[0], block_size)
     handle = _stream_of(stream, on_gpu[0], device)
@@ -233,12 +238,14 @@ def merge_states(
     views = [_view_floats(f"outs[{n}]", array) for n, array in enumerate(outs)]
     if not views:
         raise ArgumentError("outs must hold at least one result, got none")
-    out = launch.empty(outs[0], views[0].shape, views[0].dtype) if out is None else out
-    lse = launch.empty(outs[0], views[0].shape[:2], "float32") if lse is None else lse
-    device = views[0].device
+    place = views[0].device, _stream_of(stream, outs[0], views[0].device)
+    if out is None:
+        out = launch.empty(outs[0], views[0].shape, views[0].dtype, *place)
+    if lse is None:
+        lse = launch.empty(outs[0], views[0].shape[:2], "float32", *place)
     cache.merge_states(
         *(views, [view(f"lses[{n}]", array) for n, array in enumerate(lses)]),
-        *(launch.launcher_of(device), _stream_of(stream, outs[0], device)),
+        *(launch.launcher_of(views[0].device), place[1]),
         out=_view_floats("out", out),
         lse=view("lse", lse),
         sinks=_view_if("sinks", sinks),
