@@ -21,6 +21,8 @@ from kvruntime.tools import ToolFormat, tool_format
 
 __all__ = ["Tokenizer"]
 
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
 
 class Tokenizer:
     """A tokenizer of the `tokenizers` library together with its chat template.
@@ -46,6 +48,10 @@ class Tokenizer:
         self._token_bytes: _TokenBytes | None = None
         self.tool_format = tool_format(self._tool_template or "")
         self._backend = _with_visible_tags(backend, self.tool_format)
+        added = self._backend.get_added_tokens_decoder()
+        self._special_ids = frozenset(each for each, token in added.items() if token.special)
+        decoder = self._backend.decoder
+        self._has_byte_tokens = decoder is not None and decoder.decode(["<0x41>"]) == "A"
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self:
@@ -115,6 +121,17 @@ class Tokenizer:
         """Return the text of ids; bytes that are not yet whole characters become U+FFFD."""
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
+
+    def is_left_out(self, token_id: int) -> bool:
+        """Whether `decode` makes nothing of an id: that of a special token, or of none."""
+        return token_id in self._special_ids or self._backend.id_to_token(token_id) is None
+
+    def byte_token(self, token_id: int) -> int | None:
+        """The byte that a token of SentencePiece's byte fallback stands for; None of any other."""
+        if not self._has_byte_tokens:
+            return None
+        found = _BYTE_TOKEN.fullmatch(self._backend.id_to_token(token_id) or "")
+        return None if found is None else int(found[1], 16)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token stands for, which need not be whole characters.
@@ -188,8 +205,8 @@ class _TokenBytes:
             return token.encode()
         if self._is_byte_level:
             return bytes(_BYTE_OF_CHARACTER[character] for character in token)
-        if re.fullmatch(r"<0x[0-9A-F]{2}>", token):  # a byte that SentencePiece has no piece for
-            return bytes([int(token[3:5], 16)])
+        if found := _BYTE_TOKEN.fullmatch(token):  # a byte that SentencePiece has no piece for
+            return bytes([int(found[1], 16)])
         return token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
 
