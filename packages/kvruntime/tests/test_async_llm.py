@@ -24,7 +24,9 @@ from kvruntime import (
     InvalidRequest,
     Observer,
     SamplingParams,
+    StructuredOutputsParams,
 )
+from kvruntime.guidance import Guidance
 from kvruntime.steps import SchedulerOutput
 
 MakeLLM = Callable[..., LLM]
@@ -133,6 +135,51 @@ def test_a_reader_gets_a_delta_a_token(make_llm: MakeLLM) -> None:
 
     deltas = asyncio.run(read())
     assert [len(delta.token_ids) for delta in deltas] == [1] * 12
+
+
+def test_constraints_are_compiled_once_and_beside_the_engine_however_many_there_are(
+    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_ = Guidance._compile
+    threads = []
+
+    def note(guidance: Guidance, params: StructuredOutputsParams) -> Any:
+        threads.append(threading.current_thread())
+        return compile_(guidance, params)
+
+    monkeypatch.setattr(Guidance, "_compile", note)
+    each = [
+        SamplingParams(
+            n=2,
+            seed=0,
+            max_tokens=100,
+            structured_outputs=StructuredOutputsParams(choice=["a" * number]),
+        )
+        for number in range(1, 71)
+    ]
+
+    async def answer() -> list[dict[int, str]]:
+        before = set(threading.enumerate())
+        async with running(make_llm(max_num_seqs=4)) as async_llm:
+            [engine_thread] = set(threading.enumerate()) - before
+            streams = [await async_llm.submit([5, 6, 7], params, request_id="") for params in each]
+            found = [await texts(stream) for stream in streams]
+            assert engine_thread not in threads
+            return found
+
+    assert asyncio.run(answer()) == [{0: "a" * number, 1: "a" * number} for number in range(1, 71)]
+    assert len(threads) == 70
+
+
+def test_a_constraint_that_cannot_be_followed_is_refused_and_counted(make_llm: MakeLLM) -> None:
+    async def submit() -> None:
+        params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="("))
+        async with running(make_llm()) as async_llm:
+            with pytest.raises(InvalidRequest, match="the regex cannot be followed"):
+                await async_llm.submit([5], params, request_id="a")
+            assert await async_llm.call(lambda engine: engine.stats().num_rejections) == 1
+
+    asyncio.run(submit())
 
 
 def test_deltas_are_merged_for_a_slow_reader_and_the_engine_does_not_wait(

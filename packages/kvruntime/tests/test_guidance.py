@@ -276,22 +276,41 @@ def test_a_constraint_that_becomes_too_complex_ends_its_answer_alone(make_llm: M
     assert llm.stats.num_leaked_blocks == 0
 
 
+def test_a_batch_compiles_each_constraint_once(
+    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_ = Guidance._compile
+    compiled = []
+
+    def note(guidance: Guidance, params: StructuredOutputsParams) -> Any:
+        compiled.append(params)
+        return compile_(guidance, params)
+
+    monkeypatch.setattr(Guidance, "_compile", note)
+    words = ["a" * number for number in range(1, 51)]
+    answers = make_llm().generate([PROMPT] * 50, [guided(choice=[word]) for word in words])
+    assert [answer.outputs[0].text for answer in answers] == words
+    assert len(compiled) == 50
+
+
 def test_matchers_of_one_constraint_know_nothing_of_each_other(
     tiny_checkpoint: Callable[[str], Any],
 ) -> None:
     checkpoint = load_checkpoint(tiny_checkpoint("llama"))
     guidance = Guidance(checkpoint.tokenizer, vocab_size=400, eos_token_ids=[EOS])
     params = StructuredOutputsParams(regex="ab")
-    one, other = guidance.matcher(params), guidance.matcher(params)
+    one, other = guidance.constraint(params).matcher(), guidance.constraint(params).matcher()
     first = one.allowed()
     one.advance(checkpoint.tokenizer.encode("a")[0])
     assert (one.allowed() != first).any()
     assert (other.allowed() == first).all()
 
 
+@pytest.mark.parametrize("is_held", [False, True])
 def test_what_others_have_used_up_does_not_end_an_answer(
-    tiny_checkpoint: Callable[[str], Any],
+    tiny_checkpoint: Callable[[str], Any], *, is_held: bool
 ) -> None:
+    """Neither of a request that comes later nor of one that has its constraint already."""
     checkpoint = load_checkpoint(tiny_checkpoint("llama"))
     letters = [checkpoint.tokenizer.encode(letter)[0] for letter in "abcd"]
     chance = random.Random(0)  # noqa: S311 -- chosen to be repeatable
@@ -302,8 +321,13 @@ def test_what_others_have_used_up_does_not_end_an_answer(
     # Two such answers need nearly all that is kept of one constraint.
     params = StructuredOutputsParams(regex="(.*a.{15}|.*b.{13}|.*c.{11}|.*d.{9})*x")
     shared = guidance()
+    held = shared.constraint(params)
     for _ in range(4):
-        matcher, alone = shared.matcher(params), guidance().matcher(params)
+        constraint = held if is_held else shared.constraint(params)
+        matcher, alone = (
+            constraint.matcher(),
+            guidance().constraint(params).matcher(),
+        )
         for token_id in chance.choices(letters, k=190):
             assert (matcher.allowed() == alone.allowed()).all()
             matcher.advance(token_id)

@@ -34,7 +34,7 @@ def follow(
     """Draw tokens at random among those that are allowed, until the answer is complete."""
     tokenizer = Tokenizer(backend, {}, None)
     guidance = Guidance(tokenizer, vocab_size=vocab_size, eos_token_ids=[eos])
-    matcher = guidance.matcher(params)
+    matcher = guidance.constraint(params).matcher()
     chance = np.random.default_rng(5)
     token_ids: list[int] = []
     while not matcher.is_finished:
@@ -75,7 +75,7 @@ def test_special_tokens_are_no_text(tiny_checkpoint: Any) -> None:
     guidance = Guidance(
         checkpoint.tokenizer, vocab_size=checkpoint.config.vocab_size, eos_token_ids=[2]
     )
-    allowed = guidance.matcher(StructuredOutputsParams(regex="(.|\n)*")).allowed()
+    allowed = guidance.constraint(StructuredOutputsParams(regex="(.|\n)*")).matcher().allowed()
     letter = checkpoint.tokenizer.encode("a")
     assert allowed[[0, 1, 2, *letter]].tolist() == [False, False, True, True]  # 2 ends the text
 

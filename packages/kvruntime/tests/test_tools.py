@@ -270,11 +270,11 @@ def test_an_answer_that_may_call_is_free_until_it_does(
     def follows(text: str, *, is_parallel: bool = True) -> bool:
         """Whether an answer may begin so."""
         functions: list[tuple[str, dict[str, Any] | None]] = [("weather", WEATHER), ("time", None)]
-        matcher = guidance.matcher(
+        matcher = guidance.constraint(
             call_constraint(
                 known_format(name), functions, is_required=False, is_parallel=is_parallel
             )
-        )
+        ).matcher()
         for token_id in checkpoint.tokenizer.encode(text):
             if not matcher.allowed()[token_id]:
                 return False

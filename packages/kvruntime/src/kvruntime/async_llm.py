@@ -22,7 +22,8 @@ import torch
 
 from kvruntime.answer_stream import AnswerStream
 from kvruntime.engine import Engine
-from kvruntime.errors import EngineBusy, EngineFailed, EngineUnavailable
+from kvruntime.errors import EngineBusy, EngineFailed, EngineUnavailable, InvalidRequest
+from kvruntime.guidance import Constraint
 from kvruntime.llm import LLM
 from kvruntime.observer import Observer
 from kvruntime.open_request import OpenRequest
@@ -103,6 +104,9 @@ class AsyncLLM:
         """
         self.check_ready()
         token_ids = self.llm.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        constraint = None
+        if params.structured_outputs is not None:  # beside the engine, so that no step waits
+            constraint = await asyncio.to_thread(self._prepare, params)
         seed = params.seed if isinstance(params, SamplingParams) else 0
         request = Request(
             next(self._request_ids),
@@ -112,6 +116,7 @@ class AsyncLLM:
             secrets.randbits(64) if seed is None else seed,
             priority,
             cache_salt,
+            constraint=constraint,
             name=request_id,
         )
         stream = AnswerStream(request_id, len(token_ids), self._abort)
@@ -122,6 +127,14 @@ class AsyncLLM:
             stream.abort()
             raise
         return stream
+
+    def _prepare(self, params: Params) -> Constraint | None:
+        engine = self.llm.engine
+        try:
+            return engine.prepare(params)
+        except InvalidRequest:
+            self._inbox.put(engine.count_rejection)
+            raise
 
     async def call(self, function: Callable[[Engine], T]) -> T:
         """Run a function of the engine on its thread, between two steps, and return its result.

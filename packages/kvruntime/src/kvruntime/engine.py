@@ -16,7 +16,7 @@ from kvruntime.beam_search import BeamSearch
 from kvruntime.detokenizer import Detokenizer
 from kvruntime.engine_config import EngineConfig
 from kvruntime.errors import EngineBusy, InvalidRequest
-from kvruntime.guidance import Guidance, Matcher, constrain
+from kvruntime.guidance import Constraint, Guidance, constrain
 from kvruntime.kv_cache import block_bytes
 from kvruntime.logits_processors import process
 from kvruntime.model_runner import ModelRunner, StepLogits
@@ -78,11 +78,20 @@ class Engine:
         self._num_steps = 0
         self._num_rejections = 0
 
-    def check_request(self, token_ids: list[int], params: GenerationParams) -> None:
-        """Refuse what can never be served, with the numbers. `InvalidRequest`."""
+    def check_request(
+        self,
+        token_ids: list[int],
+        params: GenerationParams,
+        constraint: Constraint | None = None,
+    ) -> Constraint | None:
+        """Refuse what can never be served, with the numbers. `InvalidRequest`.
+
+        Returns what answers must be, compiled now unless it is given.
+        """
         try:
             self._check_prompt(token_ids)
             self._check_params(params)
+            return constraint or self.prepare(params)
         except InvalidRequest:
             self._num_rejections += 1
             raise
@@ -108,7 +117,9 @@ class Engine:
         `InvalidRequest` for what can never be served, `EngineBusy` where as many answers or tokens
         wait as may wait.
         """
-        self.check_request(request.prompt_token_ids, request.params)
+        request.constraint = self.check_request(
+            request.prompt_token_ids, request.params, request.constraint
+        )
         try:
             self.check_room(request.num_seats, len(request.prompt_token_ids))
         except EngineBusy:
@@ -132,12 +143,14 @@ class Engine:
         """Drop a request, wherever it stands, and give its blocks back."""
         self.scheduler.abort(request)
 
-    def prepare(self, params: GenerationParams) -> None:
+    def prepare(self, params: GenerationParams) -> Constraint | None:
         """Compile what these parameters ask answers to be, so that no step waits for it.
 
         For any thread. `InvalidRequest` for what cannot be followed.
         """
-        self._matcher(params)
+        if params.structured_outputs is None:
+            return None
+        return self._guidance.constraint(params.structured_outputs)
 
     @property
     def has_work(self) -> bool:
@@ -259,7 +272,6 @@ class Engine:
         self._check_token_ids(params.logit_bias)
         if isinstance(params, SamplingParams) and params.stop and self._tokenizer is None:
             raise InvalidRequest("stop texts need a tokenizer, and this engine has none")
-        self._matcher(params)
 
     def _check_token_ids(self, token_ids: Iterable[int]) -> None:
         if strange := [t for t in token_ids if not 0 <= t < self.vocab_size]:
@@ -275,7 +287,7 @@ class Engine:
         children = [self.scheduler.fork(sequence) for _ in range(num_children)]
         for one in (sequence, *children):
             one.detokenizer = self._detokenizer(request.params)
-            one.matcher = self._matcher(request.params)
+            one.matcher = request.constraint.matcher() if request.constraint else None
         return [sequence, *children]
 
     def _detokenizer(self, params: GenerationParams) -> Detokenizer | None:
@@ -287,11 +299,6 @@ class Engine:
             include_stop=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
         )
-
-    def _matcher(self, params: GenerationParams) -> Matcher | None:
-        if params.structured_outputs is None:
-            return None
-        return self._guidance.matcher(params.structured_outputs)
 
     @cached_property
     def _guidance(self) -> Guidance:

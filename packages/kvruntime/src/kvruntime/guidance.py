@@ -26,9 +26,9 @@ from kvruntime.errors import InvalidRequest, MissingDependency
 from kvruntime.structured_outputs import StructuredOutputsParams
 from kvruntime.tokenizer import Tokenizer
 
-__all__ = ["Guidance", "Matcher", "constrain"]
+__all__ = ["Constraint", "Guidance", "Matcher", "constrain"]
 
-_MAX_COMPILED = 32
+_MAX_LATEST = 32  # beside those of requests
 # A row of an Earley parser: with the library's 2,000 an ambiguous grammar takes half a second for a
 # token, in which nobody else's is computed.
 _MAX_ITEMS_IN_ROW = 500
@@ -66,32 +66,26 @@ class Guidance:
             max_lexer_states=_MAX_LEXER_STATES,
             verbose_errors=False,
         )
-        self._compiled: OrderedDict[StructuredOutputsParams, Any] = OrderedDict()
+        self._latest: OrderedDict[StructuredOutputsParams, Constraint] = OrderedDict()
         self._lock = Lock()
 
-    def matcher(self, params: StructuredOutputsParams) -> Matcher:
-        """Return a matcher at the beginning of an answer.
+    def constraint(self, params: StructuredOutputsParams) -> Constraint:
+        """Compile a constraint.
 
         The last constraints are kept: one that was seen lately costs microseconds, a new one
         milliseconds, a very large one a second. For any thread. `InvalidRequest` with the library's
         reason for a constraint that it does not take.
         """
         with self._lock:
-            compiled = self._compiled.get(params)
-        if compiled is None:
-            compiled = self._compile(params)  # so long that others shall not wait
+            found = self._latest.get(params)
+        if found is None or found.is_used_up:  # compiled so long that others shall not wait
+            found = Constraint(partial(self._compile, params), self._vocab_size)
         with self._lock:
-            self._compiled[params] = compiled
-            self._compiled.move_to_end(params)
-            if len(self._compiled) > _MAX_COMPILED:
-                self._compiled.popitem(last=False)
-        return Matcher(compiled.deep_copy(), self._vocab_size, partial(self._renew, params))
-
-    def _renew(self, params: StructuredOutputsParams) -> Any:
-        """Compile again; nobody gets any more of what was compiled before."""
-        with self._lock:
-            self._compiled.pop(params, None)
-        return self._compile(params)
+            self._latest[params] = found
+            self._latest.move_to_end(params)
+            if len(self._latest) > _MAX_LATEST:
+                self._latest.popitem(last=False)
+        return found
 
     def _compile(self, params: StructuredOutputsParams) -> Any:
         try:
@@ -102,6 +96,32 @@ class Guidance:
         if matcher.is_error():
             raise _refusal(params, matcher.get_error())
         return matcher
+
+
+class Constraint:
+    """What answers must be, compiled; requests that ask for the same may share it."""
+
+    def __init__(self, compile_: Callable[[], Any], vocab_size: int) -> None:
+        self._compile = compile_
+        self._vocab_size = vocab_size
+        self._compiled: Any = compile_()
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether an answer has met the limit of what is worked out once for all."""
+        return self._compiled is None
+
+    def matcher(self) -> Matcher:
+        """Return a matcher at the beginning of an answer; compiles again what is used up."""
+        compiled = self._compiled
+        if compiled is None:
+            compiled = self._compiled = self._compile()
+        return Matcher(compiled.deep_copy(), self._vocab_size, self._renew)
+
+    def _renew(self) -> Any:
+        """Compile again; nobody gets any more of what was compiled before."""
+        self._compiled = None
+        return self._compile()
 
 
 class Matcher:

@@ -172,8 +172,10 @@ class LLM:
     ) -> list[RequestOutput]:
         each = _one_each("params", SamplingParams() if params is None else params, len(encoded))
         priorities = _one_each("priority", priority, len(encoded))
-        for (_, token_ids), chosen in zip(encoded, each, strict=True):
+        constraints = [
             self.engine.check_request(token_ids, chosen)
+            for (_, token_ids), chosen in zip(encoded, each, strict=True)
+        ]
         drawn = secrets.randbits(64)  # one for all, so that equal prompts have equal answers
         requests = [
             Request(
@@ -184,8 +186,11 @@ class LLM:
                 _seed(chosen, drawn),
                 rank,
                 cache_salt,
+                constraint=constraint,
             )
-            for (text, token_ids), chosen, rank in zip(encoded, each, priorities, strict=True)
+            for (text, token_ids), chosen, rank, constraint in zip(
+                encoded, each, priorities, constraints, strict=True
+            )
         ]
         try:
             for request in requests:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from kvruntime.beam_search import BeamSearch, Candidates
 from kvruntime.detokenizer import Detokenizer
-from kvruntime.guidance import Matcher
+from kvruntime.guidance import Constraint, Matcher
 from kvruntime.logits_processors import History
 from kvruntime.sampler import TokenLogprobs
 from kvruntime.sampling_params import BeamSearchParams, SamplingParams
@@ -74,6 +74,7 @@ class Request:
     beam_search: BeamSearch | None = None
     events: list[Event] = field(default_factory=list)
     end_token_ids: frozenset[int] = frozenset()  # those that end an answer
+    constraint: Constraint | None = None  # what its answers must be
     # What its parameters ask for at every token, looked up once.
     is_greedy: bool = field(init=False)
     changes_logits: bool = field(init=False)
