@@ -10,12 +10,15 @@ Knows their interfaces. Does not know time, nor what is compared with what.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-Call = Callable[[], Any]
+from benchmarks.gpu.timing import Call, why
+
 NUM_SPLITS = 16
 
 
-def peers(torch: Any, given: Mapping[str, Any]) -> tuple[dict[str, Call], dict[str, str]]:
-    """The peers that can run this batch here, and why the others cannot.
+def peers(
+    torch: Any, given: Mapping[str, Any], is_over: Callable[[], bool]
+) -> tuple[dict[str, Call], dict[str, str]]:
+    """The peers that can run this batch here before time is over, and why the others cannot.
 
     Each returns [sequences, heads, head_dim], or the same with ones between.
     """
@@ -26,14 +29,27 @@ def peers(torch: Any, given: Mapping[str, Any]) -> tuple[dict[str, Call], dict[s
         ("triton", triton_decode),
         ("flashinfer", flashinfer_decode),
     ):
+        if is_over():
+            missing[name] = "no time was left"
+            continue
         try:
             call = make(torch, given)
             call()
         except Exception as error:  # noqa: BLE001 -- whatever it is, the others go on without it
-            missing[name] = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+            missing[name] = why(error)
         else:
             calls[name] = call
     return calls, missing
+
+
+def compiled(torch: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile for these shapes alone, as if nothing had been compiled before.
+
+    Else the second shape would be compiled for shapes of every size, and after some not at all.
+    """
+    torch._dynamo.reset()  # noqa: SLF001 -- as torch's documentation says
+    made: Callable[..., Any] = torch.compile(function, dynamic=False)
+    return made
 
 
 def flex_attention(torch: Any, given: Mapping[str, Any]) -> Call:
@@ -68,7 +84,8 @@ def flex_attention(torch: Any, given: Mapping[str, Any]) -> Call:
         seq_lengths=(1, num_blocks * size),
     )
     q = given["q"].unsqueeze(2)
-    attend = torch.compile(flex.flex_attention) if q.is_cuda else flex.flex_attention
+    attend: Callable[..., Any] = flex.flex_attention
+    attend = compiled(torch, attend) if q.is_cuda else attend
     # A pool that all sequences share is one batch entry, which torch repeats without a copy.
     keys, values = (part.expand(sequences, -1, -1, -1) for part in (keys, values))
     return lambda: attend(q, keys, values, block_mask=mask, enable_gqa=True).squeeze(2)

@@ -57,13 +57,18 @@ def compile_kernel(kernel: Kernel, arch: str) -> tuple[bytes, Usage]:
 
     Raises AssertionError with the compiler's log.
     """
+    return compile_text(source.module_text(("device.cuh", *kernel.files)), kernel.expression, arch)
+
+
+def compile_text(text: str, expression: str, arch: str) -> tuple[bytes, Usage]:
+    """Compile one kernel of a text, likewise."""
     nvrtc = library()
     assert nvrtc is not None
-    text = source.module_text(("device.cuh", *kernel.files)).encode()
     program = ctypes.c_void_p()
-    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"k.cu", 0, None, None) == 0
+    unit = (text.encode(), b"k.cu", 0, None, None)
+    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), *unit) == 0
     try:
-        nvrtc.nvrtcAddNameExpression(program, kernel.expression.encode())
+        nvrtc.nvrtcAddNameExpression(program, expression.encode())
         options = ["-std=c++17", "-ftz=true", "--device-as-default-execution-space"]
         options += ["--ptxas-options=-v", f"-arch={arch}"]
         encoded = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
@@ -71,8 +76,7 @@ def compile_kernel(kernel: Kernel, arch: str) -> tuple[bytes, Usage]:
         log = _text_of(nvrtc, program, "ProgramLog").decode()
         assert not failed, log
         lowered = ctypes.c_char_p()
-        expression = kernel.expression.encode()
-        nvrtc.nvrtcGetLoweredName(program, expression, ctypes.byref(lowered))
+        nvrtc.nvrtcGetLoweredName(program, expression.encode(), ctypes.byref(lowered))
         assert lowered.value is not None
         return _text_of(nvrtc, program, "CUBIN"), _usage(log, lowered.value.decode())
     finally:

@@ -1,5 +1,6 @@
 """The GPU behind a launch, with a CuPy and a torch that remember what they were asked for."""
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import kvkernels
-from kvkernels.cuda import arrays, kernels, launch
+from kvkernels.cuda import arrays, kernels, launch, source
 from kvkernels.cuda.arrays import DeviceArray, require_one_device, view
 from kvkernels.errors import ArgumentError, ArrayError
 
@@ -239,6 +240,14 @@ def test_dlpack_without_cupy_is_refused_with_the_command_to_install_it(
 def test_the_stream_of_what_speaks_dlpack_alone_is_that_of_cupy() -> None:
     assert arrays.current_stream(ByDLPack(), 1) == 101
     assert arrays.current_stream(Foreign(np.zeros(1)), 1) == 0
+
+
+def test_what_a_whole_warp_does_together_is_volatile() -> None:
+    together = re.findall(r"asm( volatile)?\(\s*\"(\w+\.sync\.aligned)", source.read("device.cuh"))
+    assert {name for _, name in together} == {
+        *("ldmatrix.sync.aligned", "movmatrix.sync.aligned", "mma.sync.aligned")
+    }
+    assert all(volatile for volatile, _ in together)
 
 
 def _on(device: int, name: str) -> DeviceArray:
