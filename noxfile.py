@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import nox
+from nox.command import CommandFailed
 
 nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "virtualenv"
@@ -268,11 +269,30 @@ def mutants(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def gpu(session: nox.Session) -> None:
-    """Check and time the CUDA kernels on this machine's GPU, then the engine on them: `-- --json FILE`."""
-    install(session, "-e", "packages/kvkernels[cuda13]", "torch")
-    session.run("python", "benchmarks/gpu/run.py", *session.posargs)
-    install_packages(session, *groups("test", "oracles"))
-    session.run("pytest", "packages/kvruntime/tests/test_cuda.py")
+    """Check and time the CUDA kernels on this machine's GPU, and the engine: `-- [cuda12] --json FILE`."""
+    options = list(session.posargs)
+    cuda = options.pop(0) if options and options[0] in {"cuda12", "cuda13"} else "cuda13"
+    # torch asks for the NVIDIA wheels of the CUDA that it was built for.
+    pins = (ROOT / "constraints.txt").read_text("utf-8").splitlines(keepends=True)
+    constraints = Path(session.create_tmp()) / "constraints.txt"
+    constraints.write_text("".join(pin for pin in pins if not pin.startswith("nvidia-")), "utf-8")
+    session.install("-c", str(constraints), *editable(cuda), *groups("test", "oracles"))
+    kernels = [
+        f"packages/kvkernels/tests/cuda/test_{name}.py"
+        for name in ("attention", "prefill", "cache", "scenarios")
+    ]
+    failed = []
+    for command in (
+        ("python", "benchmarks/gpu/run.py", *options),
+        ("pytest", *kernels),
+        ("pytest", "packages/kvruntime/tests/test_cuda.py"),
+    ):
+        try:
+            session.run(*command, env={"KVKERNELS_GPU": "1"})
+        except CommandFailed:
+            failed.append(command[1])
+    if failed:
+        session.error(f"failed: {', '.join(failed)} and what ran with it")
 
 
 @nox.session(default=False)

@@ -93,6 +93,10 @@ class HostGPU:
         self._flags = os.environ.get("KVKERNELS_CUDA_FLAGS", "").split()
         self._libraries: dict[Kernel, ctypes.CDLL] = {}
 
+    def reseeded(self, seed: int) -> "HostGPU":
+        """Return one that has threads in another order."""
+        return HostGPU(seed=seed)
+
     def launch(
         self, kernel: Kernel, grid: int, params: "np.ndarray[Any, Any]", stream: int
     ) -> None:
