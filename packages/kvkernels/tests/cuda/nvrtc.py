@@ -91,6 +91,11 @@ def disassembler() -> Path | None:
 
 def instructions(cubin: bytes) -> Counter[str]:
     """How often a kernel's machine code has each instruction, by its full name, as LDG.E.128."""
+    return Counter(listing(cubin))
+
+
+def listing(cubin: bytes) -> list[str]:
+    """The instructions of a kernel's machine code in their order."""
     program = disassembler()
     assert program is not None
     with NamedTemporaryFile(suffix=".cubin") as file:
@@ -99,7 +104,7 @@ def instructions(cubin: bytes) -> Counter[str]:
         done = subprocess.run(
             [program, "-c", file.name], capture_output=True, text=True, check=True
         )
-    return Counter(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]+)", done.stdout))
+    return re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]+)", done.stdout)
 
 
 def _usage(log: str, name: str) -> Usage:

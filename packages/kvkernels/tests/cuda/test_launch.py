@@ -132,9 +132,17 @@ def test_what_is_allocated_belongs_to_the_device_and_the_stream_of_the_call(
     assert (cupy.device, cupy.stream) == (0, 5)
 
 
-@pytest.mark.parametrize(("handle", "known"), [(77, 77), (0, 0), (1, 0)])
+@pytest.mark.parametrize(
+    ("handle", "expected"),
+    [
+        (77, [(77, 1), "cuda:1", "left"]),
+        (0, [(0, 1), "cuda:1", "left"]),
+        (1, [(0, 1), "cuda:1", "left"]),
+        (5, ["cuda:1"]),  # the current one
+    ],
+)
 def test_torch_allocates_on_the_stream_of_the_call(
-    monkeypatch: pytest.MonkeyPatch, handle: int, known: int
+    monkeypatch: pytest.MonkeyPatch, handle: int, expected: list[Any]
 ) -> None:
     made: list[Any] = []
 
@@ -150,13 +158,15 @@ def test_torch_allocates_on_the_stream_of_the_call(
     torch: Any = ModuleType("torch")
     torch.uint8 = "uint8"
     torch.cuda = SimpleNamespace(
-        stream=current, ExternalStream=lambda pointer, device: (pointer, device)
+        stream=current,
+        ExternalStream=lambda pointer, device: (pointer, device),
+        current_stream=lambda device: SimpleNamespace(cuda_stream=4 + device),
     )
     torch.empty = empty
     tensor = type("Tensor", (), {"__module__": "torch", "device": "cuda:1"})()
     monkeypatch.setitem(sys.modules, "torch", torch)
     launch.empty(tensor, (3,), "uint8", 1, handle)
-    assert made == [(known, 1), "cuda:1", "left"]
+    assert made == expected
 
 
 def test_a_launch_is_on_the_device_and_the_stream_given(cupy: FakeCupy) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvkernels.cuda.kernels import TUNED, Kernel
+from kvkernels.cuda.kernels import TUNED, Kernel, copy_tokens
 
 from . import nvrtc
 
@@ -59,6 +59,14 @@ def test_a_tuned_kernel_is_made_of_the_instructions_it_was_written_for(
     for wanted in INSTRUCTIONS.get(kernel.expression.partition("<")[0], ()):
         assert any(re.match(wanted, name) for name in found), wanted
     assert not [name for name in found if re.match(r"(LDL|STL)\b", name)], "local memory"
+
+
+@pytest.mark.skipif(nvrtc.disassembler() is None, reason="needs the wheel nvidia-cuda-nvdisasm")
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_copy_has_four_loads_under_way_before_it_stores(arch: str) -> None:
+    found = nvrtc.listing(nvrtc.compile_kernel(copy_tokens(16), arch)[0])
+    moves = [name[:3] for name in found if re.match(r"(LDG|STG)\.E.*\.128", name)]
+    assert moves == ["LDG"] * 4 + ["STG"] * 4
 
 
 def test_every_budget_is_that_of_a_tuned_kernel() -> None:

@@ -102,10 +102,13 @@ def empty(like: Any, shape: tuple[int, ...], dtype: str, device: int, stream: in
     """
     if type(like).__module__.partition(".")[0] == "torch":
         torch = sys.modules["torch"]
+        options = {"dtype": getattr(torch, dtype), "device": like.device}
+        if stream == int(torch.cuda.current_stream(device).cuda_stream):
+            return torch.empty(shape, **options)
         # torch knows the legacy default stream, whose handle is 0 or 1, by 0 only.
         handle = 0 if stream == _LEGACY_STREAM else stream
         with torch.cuda.stream(torch.cuda.ExternalStream(handle, device=device)):
-            return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+            return torch.empty(shape, **options)
     kind = {"bfloat16": "uint16"}.get(dtype, dtype)
     assert kind in {"uint16", "uint8"} or kind in ITEMSIZE
     cupy = import_cupy()

@@ -130,11 +130,15 @@ DEV void load_stream(u32 *words, const void *source) {
 }
 
 template <int BYTES>
-DEV void copy_bytes(u8 *target, const u8 *source) {
+DEV void load_piece(u32 (&piece)[4], const u8 *source) {
   static_assert(BYTES == 16 || BYTES == 2 || BYTES == 1);
-  require_aligned(target, BYTES);
   require_aligned(source, BYTES);
-  memcpy(target, source, BYTES);
+  memcpy(piece, source, BYTES);
+}
+template <int BYTES>
+DEV void store_piece(u8 *target, const u32 (&piece)[4]) {
+  require_aligned(target, BYTES);
+  memcpy(target, piece, BYTES);
 }
 
 DEV void copy_async(void *target, const void *source, bool valid) {

@@ -68,7 +68,9 @@ KERNEL(CACHE_THREADS, 1) write_tokens(const WriteParams p) {
 
 // Copy the first tokens of blocks, in all caches. A thread block takes a (cache, copy) at a time, and
 // its threads pieces of BYTES. Sources and destinations may be of two pools, and either may be pinned
-// memory of the host.
+// memory of the host: that is far away, so a thread has several pieces under way before it stores one.
+constexpr int COPIES_AHEAD = 4;
+
 template <int BYTES>
 KERNEL(CACHE_THREADS, 1) copy_tokens(const CopyParams p) {
   int pieces = p.row_bytes / BYTES;
@@ -78,11 +80,23 @@ KERNEL(CACHE_THREADS, 1) copy_tokens(const CopyParams p) {
     int num_tokens = copy[2];
     const u8 *source = reinterpret_cast<const u8 *>(p.sources[cache]) + copy[0] * p.source_block;
     u8 *target = reinterpret_cast<u8 *>(p.destinations[cache]) + copy[1] * p.destination_block;
-    for (int i = threadIdx.x; i < p.num_kv_heads * num_tokens * pieces; i += CACHE_THREADS) {
-      int piece = i % pieces, token = i / pieces % num_tokens, head = i / pieces / num_tokens;
-      copy_bytes<BYTES>(
-          target + head * p.destination_head + token * p.destination_token + piece * BYTES,
-          source + head * p.source_head + token * p.source_token + piece * BYTES);
+    int num_pieces = p.num_kv_heads * num_tokens * pieces;
+    for (int first = threadIdx.x; first < num_pieces; first += COPIES_AHEAD * CACHE_THREADS) {
+      u32 loaded[COPIES_AHEAD][4];
+      u8 *where[COPIES_AHEAD];
+#pragma unroll
+      for (int n = 0; n < COPIES_AHEAD; ++n) {
+        int i = first + n * CACHE_THREADS;
+        if (i >= num_pieces) continue;
+        int piece = i % pieces, token = i / pieces % num_tokens, head = i / pieces / num_tokens;
+        where[n] = target + head * p.destination_head + token * p.destination_token + piece * BYTES;
+        load_piece<BYTES>(loaded[n],
+                          source + head * p.source_head + token * p.source_token + piece * BYTES);
+      }
+#pragma unroll
+      for (int n = 0; n < COPIES_AHEAD; ++n) {
+        if (first + n * CACHE_THREADS < num_pieces) store_piece<BYTES>(where[n], loaded[n]);
+      }
     }
   }
 }

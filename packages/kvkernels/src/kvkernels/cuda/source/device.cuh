@@ -166,22 +166,30 @@ DEV void load_stream(u32* words, const void* source) {
   }
 }
 
-// Copy 16 or 2 aligned bytes, or one, from global memory to global memory.
+// A piece of a copy from global memory to global memory: 16 or 2 aligned bytes, or one.
 template <int BYTES>
-DEV void copy_bytes(u8* target, const u8* source) {
+DEV void load_piece(u32 (&piece)[4], const u8* source) {
   if constexpr (BYTES == 16) {
-    u32 words[4];
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "=r"(piece[0]), "=r"(piece[1]), "=r"(piece[2]), "=r"(piece[3])
                  : "l"(source) : "memory");
+  } else if constexpr (BYTES == 2) {
+    piece[0] = *reinterpret_cast<const u16*>(source);
+  } else {
+    static_assert(BYTES == 1, "a piece has 1, 2 or 16 bytes");
+    piece[0] = *source;
+  }
+}
+template <int BYTES>
+DEV void store_piece(u8* target, const u32 (&piece)[4]) {
+  if constexpr (BYTES == 16) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
-                 :: "l"(target), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 :: "l"(target), "r"(piece[0]), "r"(piece[1]), "r"(piece[2]), "r"(piece[3])
                  : "memory");
   } else if constexpr (BYTES == 2) {
-    *reinterpret_cast<u16*>(target) = *reinterpret_cast<const u16*>(source);
+    *reinterpret_cast<u16*>(target) = u16(piece[0]);
   } else {
-    static_assert(BYTES == 1, "a copy has 1, 2 or 16 bytes");
-    *target = *source;
+    *target = u8(piece[0]);
   }
 }
 
