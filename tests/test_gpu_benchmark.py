@@ -140,6 +140,20 @@ def test_a_peer_whose_capture_raises_is_missing() -> None:
     assert missing == {"b": "RuntimeError: operation not permitted when stream is capturing"}
 
 
+def test_a_row_whose_own_capture_raises_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    class Never(StandIn):
+        def capture(self, call: Callable[[], Any]) -> Callable[[], Any]:
+            del call
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    row = next(rows.Bench(torch, kvkernels, "cpu", Never(), StandIn(), lambda: False).rows(**TINY))
+    report = run.Report(None)
+    report.add("bench", row)
+    assert report.wrong() == [run.label(row)]
+    run.show([row])
+    assert "RuntimeError: operation not permitted" in capsys.readouterr().out
+
+
 def test_no_row_and_no_peer_is_begun_when_time_is_over() -> None:
     assert list(_bench(is_over=lambda: True).rows(**TINY)) == []
     _, missing = peers.peers(torch, {}, lambda: True)

@@ -117,7 +117,6 @@ def bench(torch: Any, kvkernels: Any, report: Report, end: float) -> None:
     for row in made.rows():
         report.add("bench", row)
         print(json.dumps(row), file=sys.stderr, flush=True)
-        torch.cuda.empty_cache()
 
 
 def main() -> int:
