@@ -18,6 +18,7 @@ import uvicorn
 from kvruntime import LLM, AsyncLLM, Observer
 from kvruntime.engine import Engine
 from kvruntime.server import ServerSettings, create_app
+from kvruntime.server.run import HTTPProtocol
 
 __all__ = ["LiveServer", "events", "live_server"]
 
@@ -130,7 +131,9 @@ def live_server(
     """Serve a model while the context lasts, and see that nothing went wrong that nobody expected."""
     async_llm = AsyncLLM(llm, observers=[Pace(step_seconds)])
     app = create_app(async_llm, settings or ServerSettings(model_names=(MODEL,)))
-    config = uvicorn.Config(app, log_config=None, log_level="warning", timeout_graceful_shutdown=5)
+    config = uvicorn.Config(
+        app, http=HTTPProtocol, log_config=None, log_level="warning", timeout_graceful_shutdown=5
+    )
     server = _Server(config)
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     if send_buffer is not None:  # which the connections inherit

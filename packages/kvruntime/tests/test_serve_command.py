@@ -210,7 +210,7 @@ def test_keys_come_from_three_places_and_neither_they_nor_prompts_are_logged(
     folder: Path, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
-    keys.write_text("sk-file acme\n\nsk-plain\n")
+    keys.write_text("# staging\nsk-file acme\n\n  # sk-old\nsk-plain\n")
     options = ("--api-key", "sk-option", "--api-key-file", str(keys), "--access-log")
     with serving(folder, *options, KVRUNTIME_API_KEY="sk-environment") as server:
         url = server.url
@@ -221,7 +221,8 @@ def test_keys_come_from_three_places_and_neither_they_nor_prompts_are_logged(
 
         for key in ("sk-option", "sk-environment", "sk-file", "sk-plain"):
             assert status(key) == 200
-        assert status("acme") == 401
+        for key in ("acme", "#", "sk-old"):
+            assert status(key) == 401
         server.wait_for(r'.* "GET /v1/models HTTP/1.1" 401')
         server.wait_for("ready after .*")
         body = {"model": "tiny", "prompt": "a secret", "max_tokens": 1}
@@ -275,5 +276,9 @@ def test_a_file_of_keys_that_is_no_such_file_is_one_sentence(folder: Path, tmp_p
     result = run(folder, "--api-key-file", str(keys))
     assert result.returncode == 2
     assert "line 1: a line must be a key, or a key and a tenant, got 4 words" in result.stderr
-    keys.write_text("\n")
+    keys.write_bytes(b"sk-\xff\n")
+    result = run(folder, "--api-key-file", str(keys))
+    assert result.returncode == 2
+    assert result.stderr == f"kvruntime: {keys} must be a text in UTF-8: invalid start byte\n"
+    keys.write_text("\n# none\n")
     assert "must have at least one key, got none" in run(folder, "--api-key-file", str(keys)).stderr

@@ -34,7 +34,9 @@ def server(make_llm: MakeLLM) -> Iterator[LiveServer]:
 @pytest.fixture(scope="module")
 def guarded(make_llm: MakeLLM) -> Iterator[LiveServer]:
     settings = ServerSettings(
-        model_names=("tiny",), api_keys=KEYS, allowed_hosts=("127.0.0.1", "models.example")
+        model_names=("tiny",),
+        api_keys=KEYS,
+        allowed_hosts=("127.0.0.1", "Models.Example:8000", "::1"),
     )
     with live_server(make_llm(), settings) as one:
         yield one
@@ -246,7 +248,8 @@ class TestKeys:
 def test_only_hosts_that_are_named_are_answered(guarded: LiveServer) -> None:
     response = guarded.get("/health", Host="evil.example")
     assert error_of(response, 421)["code"] == "wrong_host"
-    assert guarded.get("/health", Host="models.example:80").status_code == 200
+    for host in ("models.example:80", "MODELS.example", "[::1]:8000"):
+        assert guarded.get("/health", Host=host).status_code == 200
 
 
 class TestHowLongToWait:
@@ -282,6 +285,7 @@ class TestHowLongToWait:
     [
         ({"max_body_bytes": 0}, "max_body_bytes must be above 0, got 0"),
         ({"request_seconds": -1}, "request_seconds must be above 0, got -1"),
+        ({"max_num_open": 0}, "max_num_open must be above 0, got 0"),
         ({"model_names": ()}, "a model must have a name, got ()"),
         ({"model_names": ("",)}, "a model must have a name"),
     ],

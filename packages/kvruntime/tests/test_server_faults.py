@@ -1,5 +1,8 @@
 """Clients that leave, wait or read slowly, and an engine that is not there: what the server does."""
 
+import asyncio
+import contextlib
+import gc
 import json
 import threading
 import time
@@ -11,8 +14,9 @@ import httpx
 import openai
 import pytest
 
-from kvruntime import LLM, Engine
+from kvruntime import LLM, AnswerStream, Engine, EngineFailed
 from kvruntime.server import ServerSettings
+from kvruntime.server.answers import Answers
 from kvruntime.steps import SchedulerOutput
 
 from .serving import LiveServer, events, live_server
@@ -41,13 +45,18 @@ def is_queued(engine: Engine) -> bool:
 
 
 def assert_at_rest(server: LiveServer) -> None:
+    """Nothing runs, every block is free or cached, and others are served."""
+    assert_is_free(server)
+    assert server.post("/v1/completions", SHORT).status_code == 200
+
+
+def assert_is_free(server: LiveServer) -> None:
     """Nothing runs, and every block is free or cached."""
     server.wait_until(lambda engine: not engine.has_work)
     pool = server.ask(lambda engine: engine.manager.stats())
     assert pool.num_free_blocks + pool.num_cached_blocks == pool.num_blocks
     assert pool.num_held_host_blocks == 0
     server.ask(lambda engine: engine.manager.check())
-    assert server.post("/v1/completions", SHORT).status_code == 200
 
 
 class TestAClientThatLeaves:
@@ -136,12 +145,31 @@ class TestASlowReader:
         assert len(chunks) < 16 * 300
 
     def test_that_never_reads_is_left_in_the_end(self, make_llm: MakeLLM) -> None:
-        settings = ServerSettings(model_names=("tiny",), request_seconds=0.5)
-        with live_server(make_llm(num_blocks=600), settings, send_buffer=4096) as server:
+        settings = ServerSettings(model_names=("tiny",), request_seconds=0.5, max_num_open=1)
+        llm = make_llm(num_blocks=600)
+        with live_server(llm, settings, step_seconds=0.01, send_buffer=4096) as server:
             body = {**ENDLESS, "n": 16, "seed": 0, "stream": True}
-            with server.send("/v1/completions", body, receive_buffer=4096):
+            with server.send("/v1/completions", body, receive_buffer=4096) as connection:
                 server.wait_until(is_decoding)
+                server.wait_until(lambda engine: not engine.has_work)
+                while server.post("/v1/completions", SHORT).status_code == 503:
+                    pass  # it is open still
                 assert_at_rest(server)
+                received = b""
+                with contextlib.suppress(ConnectionResetError):
+                    while chunk := connection.recv(65536):
+                        received += chunk
+            assert b"timeout" not in received
+
+    def test_that_takes_the_end_late_is_told_it(self, make_llm: MakeLLM) -> None:
+        settings = ServerSettings(model_names=("tiny",), request_seconds=0.5)
+        with live_server(make_llm(), settings, step_seconds=0.01) as server:
+            with server.send("/v1/completions", {**ENDLESS, "stream": True}) as connection:
+                server.wait_until(is_decoding)
+                server.wait_until(lambda engine: not engine.has_work)
+                with connection.makefile("rb") as reader:
+                    assert b'"timeout"' in reader.read()
+            assert_at_rest(server)
 
 
 class TestAFullQueue:
@@ -266,8 +294,8 @@ class TestARequestThatTakesTooLong:
             assert_at_rest(server)
 
 
-def test_an_engine_that_fails_is_told_to_everybody(
-    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch
+def test_an_engine_that_fails_is_told_to_everybody_and_its_log(
+    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     llm = make_llm(max_num_seqs=2)
     execute = llm.engine.runner.execute
@@ -298,7 +326,43 @@ def test_an_engine_that_fails_is_told_to_everybody(
         for path in ("/health", "/ready"):
             state = server.get(path)
             assert state.status_code == 503
-            assert state.json() == {"status": "failed", "error": "ValueError('no such layer')"}
+            assert state.json() == {"status": "failed", "error": "ValueError"}
+    [failure] = [record for record in caplog.records if record.message == "the engine failed"]
+    assert failure.exc_text is not None
+    assert failure.exc_text.endswith("ValueError: no such layer")
+
+
+def test_several_streams_that_fail_at_once_leave_no_error_unseen() -> None:
+    unseen: list[Any] = []
+
+    async def read() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, said: unseen.append(said))
+        streams = [AnswerStream(str(one), 1, lambda _: None) for one in range(3)]
+        for stream in streams:
+            stream.fail(EngineFailed("no such layer"))
+        with pytest.raises(EngineFailed):
+            async for _ in Answers(streams, 1).deltas():
+                pass
+
+    asyncio.run(read())
+    gc.collect()
+    assert not unseen
+
+
+def test_a_stream_that_fails_as_nobody_expected_says_on_the_log_why(
+    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> object:
+        raise LookupError("no such place")
+
+    monkeypatch.setattr(Answers, "deltas", broken)
+    with live_server(make_llm()) as server:
+        [error] = events(server.post("/v1/completions", {**SHORT, "stream": True}))
+        assert "no such place" not in error["error"]["message"]
+        assert_is_free(server)
+    [failure] = [record for record in caplog.records if record.message == "a stream failed"]
+    assert failure.exc_text is not None
+    assert failure.exc_text.endswith("LookupError: no such place")
 
 
 def test_a_server_answers_while_its_model_loads(make_llm: MakeLLM) -> None:

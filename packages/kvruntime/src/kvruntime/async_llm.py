@@ -164,14 +164,15 @@ class AsyncLLM:
         """The answers that wait, as far as can be told while the engine works."""
         return 0 if self._llm is None else self._llm.engine.scheduler.num_waiting_sequences
 
-    def check_room(self, num_answers: int) -> None:
+    def check_room(self, num_answers: int, num_arriving: int = 0) -> None:
         """Refuse what there is surely no room for, before it costs anything. `EngineBusy`.
 
-        `submit` decides; this is as far as can be told while the engine works.
+        `num_arriving` others count as if they waited. `submit` decides; this is as far as can be
+        told while the engine works.
         """
         engine = self.llm.engine
         try:
-            engine.check_room(num_answers, 0)
+            engine.check_room(num_answers, 0, num_arriving)
         except EngineBusy:
             self._inbox.put(engine.count_rejection)
             raise
@@ -221,7 +222,8 @@ class AsyncLLM:
                 if self._can_step(engine):
                     self._step(engine)
             # A panic in a library that is written in Rust is no `Exception`.
-            except BaseException as error:  # noqa: BLE001 -- everybody who waits is answered with it
+            except BaseException as error:
+                _logger.exception("the engine failed")
                 self._fail(error)
 
     def _can_step(self, engine: Engine) -> bool:

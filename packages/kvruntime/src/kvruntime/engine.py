@@ -96,9 +96,10 @@ class Engine:
             self._num_rejections += 1
             raise
 
-    def check_room(self, num_answers: int, num_prompt_tokens: int) -> None:
-        """Refuse what the queue has no room for now. `EngineBusy`."""
-        waiting, limit = self.scheduler.num_waiting_sequences, self.config.max_num_waiting
+    def check_room(self, num_answers: int, num_prompt_tokens: int, num_arriving: int = 0) -> None:
+        """Refuse what the queue has no room for now, beside `num_arriving` others. `EngineBusy`."""
+        waiting = self.scheduler.num_waiting_sequences + num_arriving
+        limit = self.config.max_num_waiting
         if limit is not None and waiting + num_answers > limit:
             raise EngineBusy(
                 f"at most {limit} answers may wait, got {num_answers} more than the "

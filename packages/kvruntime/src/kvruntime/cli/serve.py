@@ -33,7 +33,8 @@ def serve(
     api_key_file: Annotated[
         Path | None,
         typer.Option(
-            help="Keys, one a line, each with its tenant's name if it has one.", metavar="FILE"
+            help="Keys, one a line, each with its tenant's name if it has one; # begins a comment.",
+            metavar="FILE",
         ),
     ] = None,
     allowed_host: Annotated[
@@ -130,8 +131,12 @@ def _api_keys(given: list[str], path: Path | None) -> dict[str, str | None]:
         keys[key] = None
     if path is None:
         return keys
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        words = line.split()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{path} must be a text in UTF-8: {error.reason}") from error
+    for number, line in enumerate(lines, 1):
+        words = [] if line.lstrip().startswith("#") else line.split()
         if len(words) > 2:
             raise InvalidRequest(
                 f"{path}, line {number}: a line must be a key, or a key and a tenant, "

@@ -14,6 +14,7 @@ from kvruntime.async_llm import AsyncLLM
 from kvruntime.server.authentication import Authentication
 from kvruntime.server.chat import chat_completions
 from kvruntime.server.completions import completions
+from kvruntime.server.crowd import BoundedCrowd
 from kvruntime.server.errors import exception_handlers
 from kvruntime.server.live import LiveBlocks
 from kvruntime.server.metrics import ServerMetrics, dashboard
@@ -57,7 +58,10 @@ def create_app(async_llm: AsyncLLM, settings: ServerSettings | None = None) -> S
 
     app = Starlette(
         routes=[*routes, *what_is_seen],
-        middleware=[Middleware(Authentication, settings=settings)],
+        middleware=[
+            Middleware(BoundedCrowd, service=service, metrics=metrics),
+            Middleware(Authentication, settings=settings, metrics=metrics),
+        ],
         exception_handlers=exception_handlers(),
         lifespan=lifespan,
     )

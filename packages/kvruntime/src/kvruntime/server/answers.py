@@ -85,6 +85,7 @@ class Answers:
         finally:
             for task in reading:
                 task.cancel()
+            await asyncio.gather(*reading, return_exceptions=True)
 
     def usage(self) -> Usage:
         """Count the tokens; of the answers, those that have been read."""

@@ -7,6 +7,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvruntime.server.errors import APIError, error_response
+from kvruntime.server.metrics import ServerMetrics
 from kvruntime.server.settings import ServerSettings
 
 __all__ = ["Authentication"]
@@ -22,10 +23,11 @@ class Authentication:
     resolved to this machine does not get in.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: ServerMetrics) -> None:
         self.app = app
+        self._metrics = metrics
         self._tenants = {key.encode(): tenant for key, tenant in settings.api_keys.items()}
-        self._hosts = frozenset(settings.allowed_hosts)
+        self._hosts = frozenset(map(_host_name, settings.allowed_hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -34,12 +36,13 @@ class Authentication:
             return
         headers = Headers(scope=scope)
         if error := self._wrong_host(headers) or self._wrong_key(scope, headers):
+            self._metrics.rejected(error.code or str(error.status))
             await error_response(error)(scope, receive, send)
         else:
             await self.app(scope, receive, send)
 
     def _wrong_host(self, headers: Headers) -> APIError | None:
-        host = re.sub(r":\d*$", "", headers.get("host", "")).lower()
+        host = _host_name(headers.get("host", ""))
         if not self._hosts or host in self._hosts:
             return None
         return APIError(421, f"this server does not answer for {host!r}", code="wrong_host")
@@ -62,3 +65,10 @@ class Authentication:
             )
         scope["kvruntime.tenant"] = self._tenants[found[0]]
         return None
+
+
+def _host_name(given: str) -> str:
+    """A name as it is compared: in lower case, without a port, an address of IPv6 in brackets."""
+    if given.count(":") > 1 and not given.startswith("["):
+        return f"[{given}]".lower()
+    return re.sub(r":\d*$", "", given).lower()

@@ -1,6 +1,7 @@
 """What every object of a request's body obeys. Knows no fields."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -32,4 +33,16 @@ class Body(BaseModel):
     def _leave_out_nulls(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
-        return {name: value for name, value in data.items() if value is not None}
+        given = {name: value for name, value in data.items() if value is not None}
+        known = _known_names(cls)
+        # One that is unknown is enough to be refused; an error for each would cost memory.
+        first_unknown = next((name for name in given if name not in known), None)
+        return {
+            name: value for name, value in given.items() if name in known or name == first_unknown
+        }
+
+
+@cache
+def _known_names(kind: type[Body]) -> frozenset[str]:
+    """What a client calls the fields."""
+    return frozenset(field.alias or name for name, field in kind.model_fields.items())

@@ -42,21 +42,21 @@ async def chat_completions(request: Request) -> Response:
     """Answer a request for chat completions."""
     service = service_of(request)
     body = await service.read(request, ChatCompletionRequest)
-    service.admit(body, 1)
     return await while_connected(request.receive, _respond(service, request, body))
 
 
 async def _respond(service: Service, request: Request, body: ChatCompletionRequest) -> Response:
-    prompt = await service.in_thread(lambda: _token_ids(service, body))
-    longest = service.num_tokens_left(prompt)
-    params = body.params(
-        longest if body.limit is None else min(body.limit, longest),
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        constraint=_constraint(service, body),
-    )
-    await service.prepare(params)
-    writer = _Writer(service, body)
-    answers = await service.open(request, body, [prompt], [params], request_id=writer.id)
+    with service.admit(body, 1):
+        prompt = await service.in_thread(lambda: _token_ids(service, body))
+        longest = service.num_tokens_left(prompt)
+        params = body.params(
+            longest if body.limit is None else min(body.limit, longest),
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            constraint=_constraint(service, body),
+        )
+        await service.prepare(params)
+        writer = _Writer(service, body)
+        answers = await service.open(request, body, [prompt], [params], request_id=writer.id)
     headers = {"X-Request-Id": writer.id}
     if body.stream:
         return EventStreamResponse(

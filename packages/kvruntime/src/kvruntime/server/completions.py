@@ -30,27 +30,27 @@ async def completions(request: Request) -> Response:
     """Answer a request for completions."""
     service = service_of(request)
     body = await service.read(request, CompletionRequest)
-    service.admit(body, len(body.prompts))
     return await while_connected(request.receive, _respond(service, request, body))
 
 
 async def _respond(service: Service, request: Request, body: CompletionRequest) -> Response:
-    llm = service.async_llm.llm
-    prompts = await service.in_thread(lambda: _token_ids(llm, body.prompts))
-    constraint = body.constraint
-    params = [
-        body.params(
-            max(1, min(body.max_tokens, service.num_tokens_left(prompt))),
-            best_of=body.best_of,
-            logprobs=body.logprobs,
-            prompt_logprobs=body.logprobs if body.echo else None,
-            constraint=constraint,
-        )
-        for prompt in prompts
-    ]
-    await service.prepare(params[0])
-    writer = _Writer(service, body, prompts)
-    answers = await service.open(request, body, prompts, params, request_id=writer.id)
+    with service.admit(body, len(body.prompts)):
+        llm = service.async_llm.llm
+        prompts = await service.in_thread(lambda: _token_ids(llm, body.prompts))
+        constraint = body.constraint
+        params = [
+            body.params(
+                max(1, min(body.max_tokens, service.num_tokens_left(prompt))),
+                best_of=body.best_of,
+                logprobs=body.logprobs,
+                prompt_logprobs=body.logprobs if body.echo else None,
+                constraint=constraint,
+            )
+            for prompt in prompts
+        ]
+        await service.prepare(params[0])
+        writer = _Writer(service, body, prompts)
+        answers = await service.open(request, body, prompts, params, request_id=writer.id)
     headers = {"X-Request-Id": writer.id}
     if body.stream:
         return EventStreamResponse(

@@ -53,7 +53,7 @@ class StructuredOutputs(Body):
 
     json_document: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     regex: str | None = None
-    choice: Annotated[list[str], Field(max_length=MAX_NUM_CHOICES)] | None = None
+    choice: Annotated[list[str], Field(max_length=MAX_NUM_CHOICES, fail_fast=True)] | None = None
     grammar: str | None = None
     json_object: bool | None = None
     disable_any_whitespace: bool = False

@@ -79,6 +79,20 @@ class APIError(Exception):
         }
 
 
+# What has an answer of its own.
+_EXPECTED = (
+    APIError,
+    InvalidRequest,
+    MissingDependency,
+    ValidationError,
+    EngineBusy,
+    EngineUnavailable,
+    EngineFailed,
+    TimeoutError,
+    HTTPException,
+)
+
+
 def as_api_error(error: Exception, seconds: int = 1) -> APIError:  # noqa: PLR0911 -- a table
     """Return what a client is told of an error; `seconds` is when it may try again."""
     wait = {"Retry-After": str(seconds)}
@@ -123,24 +137,15 @@ def error_response(error: APIError) -> Response:
 
 def stream_error(error: Exception) -> bytes:
     """Return the last event of a stream that fails."""
+    if not isinstance(error, _EXPECTED):
+        logger.error("a stream failed", exc_info=error)
     return event(json.dumps(as_api_error(error).as_json()))
 
 
 def exception_handlers() -> dict[Any, Callable[[Request, Exception], Any]]:
     """Return Starlette's handlers: every error leaves in the API's shape."""
-    ours = (
-        APIError,
-        InvalidRequest,
-        MissingDependency,
-        ValidationError,
-        EngineBusy,
-        EngineUnavailable,
-        EngineFailed,
-        TimeoutError,
-        HTTPException,
-    )
     return {
-        **dict.fromkeys(ours, _answer),
+        **dict.fromkeys(_EXPECTED, _answer),
         ClientDisconnect: _nobody_listens,
         Exception: _unexpected,
     }
@@ -148,7 +153,7 @@ def exception_handlers() -> dict[Any, Callable[[Request, Exception], Any]]:
 
 async def _answer(request: Request, error: Exception) -> Response:
     found = as_api_error(error, request.app.state.service.retry_after())
-    if request.method == "POST":
+    if request.method == "POST" and not request.scope.get("kvruntime.is_submitted"):
         request.app.state.metrics.rejected(found.code or str(found.status))
     return error_response(found)
 
@@ -165,7 +170,7 @@ async def _unexpected(request: Request, error: Exception) -> Response:
 
 def _invalid(error: ValidationError) -> APIError:
     """Say the first thing that is wrong with a body, and what all is where there are choices."""
-    found = error.errors(include_url=False, include_context=False)
+    found = error.errors(include_url=False, include_context=False, include_input=False)
     first = found[0]
     if first["type"] == "json_invalid":
         return APIError(400, f"the body is no JSON: {first['msg']}", code="invalid_json")
@@ -179,7 +184,11 @@ def _invalid(error: ValidationError) -> APIError:
     if first["type"] == "value_error" and not first["loc"]:  # fields that do not go together
         message = first["msg"].removeprefix("Value error, ")
         return APIError(400, message, param=_field_named(message), code="invalid_request")
-    same = [one["msg"] for one in found if one["loc"][:1] == first["loc"][:1]]
+    same = [
+        one["msg"].removeprefix("Value error, ")
+        for one in found
+        if one["loc"][:1] == first["loc"][:1]
+    ]
     said = ", or: ".join(dict.fromkeys(same))
     param = path if first["loc"] else None
     return APIError(400, f"{path}: {said}", param=param, code="invalid_field")

@@ -42,7 +42,7 @@ _STATUSES = {
     "421": "The server does not answer for this host.",
     "429": "As many wait as may wait: try again later.",
     "500": "Something went wrong in the server.",
-    "503": "The server is loading, draining, or its engine failed.",
+    "503": "The server is loading, draining or full, or its engine failed.",
     "504": "The request took longer than any may.",
 }
 _EVERYWHERE = ("405", "500")

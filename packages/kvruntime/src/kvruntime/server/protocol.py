@@ -11,7 +11,7 @@ can hold.
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from kvruntime.sampling_params import BeamSearchParams, SamplingParams
 from kvruntime.server.body import Body
@@ -39,11 +39,13 @@ MAX_NUM_STOPS = 16
 MAX_STOP_LENGTH = 256
 MAX_NUM_BIASES = 1024
 MAX_NUM_MESSAGES = 4096
+MAX_NUM_PARTS = 4096
 MAX_NUM_TOOLS = 128
 
 Answers: TypeAlias = Annotated[int, Field(ge=1, le=MAX_NUM_ANSWERS)]
 TopLogprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_NUM_LOGPROBS)]
 TokenId: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds: TypeAlias = Annotated[list[TokenId], Field(fail_fast=True)]
 Stop: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
 
@@ -64,6 +66,13 @@ _OF_SAMPLING: dict[str, tuple[object, ...]] = {
 _OF_BEAMS = ("num_beams", "length_penalty", "early_stopping")
 
 
+def _check_num_biases(given: object) -> object:
+    """Refuse too many before each of them is looked at."""
+    if isinstance(given, dict) and len(given) > MAX_NUM_BIASES:
+        raise ValueError(f"there may be at most {MAX_NUM_BIASES} biases, got {len(given)}")
+    return given
+
+
 class StreamOptions(Body):
     """What a stream says besides its answers."""
 
@@ -82,13 +91,17 @@ class GenerationRequest(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_NUM_STOPS)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_NUM_STOPS, fail_fast=True)] | None = (
+        None
+    )
     temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     frequency_penalty: Penalty = 0.0
     presence_penalty: Penalty = 0.0
     logit_bias: Annotated[
-        dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_NUM_BIASES)
+        dict[str, Annotated[float, Field(ge=-100, le=100)]],
+        Field(max_length=MAX_NUM_BIASES),
+        BeforeValidator(_check_num_biases),
     ] = Field(default_factory=dict)
     user: str | None = None  # which is for the provider's own records, of which there are none
     response_format: ResponseFormat | None = None
@@ -98,8 +111,8 @@ class GenerationRequest(Body):
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
     min_tokens: Annotated[int, Field(ge=0)] = 0
     ignore_eos: bool = False
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_NUM_STOPS)] = Field(
-        default_factory=list
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_NUM_STOPS, fail_fast=True)] = (
+        Field(default_factory=list)
     )
     include_stop_str_in_output: bool = False
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
@@ -191,9 +204,9 @@ class CompletionRequest(GenerationRequest):
 
     prompt: (
         str
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_NUM_PROMPTS)]
-        | Annotated[list[list[TokenId]], Field(min_length=1, max_length=MAX_NUM_PROMPTS)]
+        | Annotated[TokenIds, Field(min_length=1)]
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_NUM_PROMPTS, fail_fast=True)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_NUM_PROMPTS, fail_fast=True)]
     )
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 16
     best_of: Answers | None = None
@@ -236,9 +249,13 @@ class Message(Body):
     """One message of a conversation; answers of ours can be sent back as they are."""
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | list[TextPart] | None = None
+    content: (
+        str | Annotated[list[TextPart], Field(max_length=MAX_NUM_PARTS, fail_fast=True)] | None
+    ) = None
     name: Annotated[str, Field(max_length=256)] | None = None
-    tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_NUM_TOOLS)] | None = None
+    tool_calls: (
+        Annotated[list[MessageCall], Field(max_length=MAX_NUM_TOOLS, fail_fast=True)] | None
+    ) = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
 
     def as_template_input(self) -> dict[str, Any]:
@@ -258,15 +275,19 @@ class Message(Body):
 class ChatCompletionRequest(GenerationRequest):
     """The body of `/v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_NUM_MESSAGES)]
+    messages: Annotated[
+        list[Message], Field(min_length=1, max_length=MAX_NUM_MESSAGES, fail_fast=True)
+    ]
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool = False
     top_logprobs: TopLogprobs | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_NUM_TOOLS)] = Field(default_factory=list)
+    tools: Annotated[list[Tool], Field(max_length=MAX_NUM_TOOLS, fail_fast=True)] = Field(
+        default_factory=list
+    )
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
-    modalities: list[Literal["text"]] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
     service_tier: Literal["auto", "default"] | None = None
     store: Literal[False] = False
 

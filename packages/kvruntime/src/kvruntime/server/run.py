@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
+from typing import Any
 
 import typer
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kvruntime._version import __version__
 from kvruntime.async_llm import AsyncLLM
@@ -21,10 +23,10 @@ from kvruntime.llm import LLM
 from kvruntime.server import create_app
 from kvruntime.server.settings import ServerSettings
 
-__all__ = ["run"]
+__all__ = ["HTTPProtocol", "run"]
 
 _CLOSING_SECONDS = 5  # for answers that are complete to reach their readers
-_MAX_NUM_CONNECTIONS = 1000
+_MAX_NUM_CONNECTIONS = 10_000  # far beyond the requests that may be open
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -66,6 +68,7 @@ async def _serve(
     async_llm = AsyncLLM(load)
     config = uvicorn.Config(
         create_app(async_llm, settings),
+        http=HTTPProtocol,
         log_config=_log_config(),
         access_log=access_log,
         limit_concurrency=_MAX_NUM_CONNECTIONS,
@@ -95,6 +98,20 @@ async def _tell_when_loaded(server: "_Server", async_llm: AsyncLLM) -> None:
         f"ready after {time.monotonic() - started:.1f} s: {engine.manager.num_blocks} blocks of "
         f"{engine.manager.block_size} tokens, {engine.max_model_len} tokens a request at most"
     )
+
+
+class HTTPProtocol(H11Protocol):
+    """HTTP as uvicorn speaks it, where the application may drop a connection that nobody reads."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection."""
+        super().connection_made(transport)
+        app = self.app
+
+        async def droppable(scope: Any, receive: Any, send: Any) -> None:
+            await app({**scope, "kvruntime.drop_connection": transport.abort}, receive, send)
+
+        self.app = droppable
 
 
 class _Server(uvicorn.Server):

@@ -18,6 +18,13 @@ T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 
+_END = {"type": "http.response.body", "body": b"", "more_body": False}
+_LAST_SECONDS = 1.0  # in which a client must take the event that ends a stream early
+
+
+class _NobodyReads(Exception):
+    """A client does not take the end of a stream."""
+
 
 def event(data: str) -> bytes:
     r"""Return one event; the data is one line, as JSON is.
@@ -34,7 +41,8 @@ class EventStreamResponse(Response):
     Args:
         events: what to send.
         close: called at the end, also where nothing was sent.
-        seconds: how long it may take; None lets it run.
+        seconds: how long it may take; None lets it run. A client that then does not read the last
+            event at once is left: its connection is dropped.
         tell: makes the last event of a stream that fails or takes too long.
     """
 
@@ -56,13 +64,17 @@ class EventStreamResponse(Response):
         self._seconds = seconds
         self._tell = tell
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 -- ASGI's
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the whole stream."""
         try:
             # A client that has left wants no answer, and the log no traceback.
             async with contextlib.aclosing(self._events):
                 with contextlib.suppress(ClientDisconnect):
                     await while_connected(receive, self._send(send))
+        except _NobodyReads:
+            if (drop := scope.get("kvruntime.drop_connection")) is not None:
+                drop()
+                await receive()  # that it is gone
         finally:
             self._close()  # a generator that never began closes nothing itself
 
@@ -78,10 +90,16 @@ class EventStreamResponse(Response):
             async with asyncio.timeout(self._seconds):
                 async for chunk in self._events:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await send(_END)
         except Exception as error:  # noqa: BLE001 -- the status is sent, so that an event says it
-            chunk = self._tell(error)
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            self._close()  # what runs, before the client is waited for
+            try:
+                async with asyncio.timeout(_LAST_SECONDS):
+                    chunk = self._tell(error)
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    await send(_END)
+            except TimeoutError:
+                raise _NobodyReads from None
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

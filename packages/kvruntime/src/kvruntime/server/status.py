@@ -55,7 +55,7 @@ def _state(service: Service, *, is_good: bool) -> Response:
     async_llm = service.async_llm
     said: dict[str, str] = {"status": async_llm.status}
     if async_llm.error is not None:
-        said["error"] = repr(async_llm.error)
+        said["error"] = type(async_llm.error).__name__  # the log has the rest, and no key
     headers = {} if is_good else {"Retry-After": str(service.retry_after())}
     return Response(
         json.dumps(said),
