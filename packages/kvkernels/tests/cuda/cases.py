@@ -4,7 +4,7 @@ Slots that no token owns hold NaN, table entries that must not be read hold an i
 results start as NaN.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from kvkernels.arguments import Options
 from kvkernels.cuda import attention, plan
 from kvkernels.cuda.arrays import DeviceArray
 
-from .host_gpu import HostGPU
+from .host_gpu import HostGPU, place_of
 
 Array = np.ndarray[Any, Any]
 
@@ -52,23 +52,9 @@ def decode(bits: Array, dtype: str) -> Array:
     return found.numpy().astype(np.float64)
 
 
-def _where_it_is(array: Array) -> tuple[int, Any]:
-    return array.ctypes.data, array
-
-
-Place = Callable[[Array], tuple[int, Any]]
-_place: list[Place] = [_where_it_is]
-
-
-def place_arrays(place: Place) -> Place:
-    """Set what says where arrays lie on the device, and what keeps them there; returns what did before."""
-    before, _place[0] = _place[0], place
-    return before
-
-
 def on_device(name: str, array: Array, dtype: str | None = None) -> DeviceArray:
     """Take a NumPy array for one on the device: on fibers it is there."""
-    pointer, owner = _place[0](array)
+    pointer, owner = place_of(array)
     strides = tuple(stride // array.itemsize for stride in array.strides)
     kind = dtype or array.dtype.name
     return DeviceArray(name, pointer, array.shape, strides, kind, 0, owner)

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from kvkernels.cuda import source
 from kvkernels.cuda.kernels import Kernel
 
+Array = np.ndarray[Any, Any]
 HOST = Path(__file__).parent / "host"
 FLAGS = (
     *("-std=c++17", "-O1", "-mf16c", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"),
@@ -39,6 +41,25 @@ void launch(const void *params, unsigned grid, unsigned threads, size_t shared, 
   snprintf(failure, room, "%s", what.c_str());
 }}
 """
+
+
+def _where_it_is(array: Array) -> tuple[int, Any]:
+    return array.ctypes.data, array
+
+
+Place = Callable[[Array], tuple[int, Any]]
+_place: list[Place] = [_where_it_is]
+
+
+def place_arrays(place: Place) -> Place:
+    """Set what says where arrays lie on the device, and what keeps them there; returns what did before."""
+    before, _place[0] = _place[0], place
+    return before
+
+
+def place_of(array: Array) -> tuple[int, Any]:
+    """Where an array lies on the device, and what keeps it there: on fibers it is there itself."""
+    return _place[0](array)
 
 
 class MisuseError(Exception):

@@ -11,9 +11,9 @@ import pytest
 from kvkernels.cuda import cache, launch
 from kvkernels.errors import ArrayError
 
-from .cases import Array, Case, on_device, place_arrays
+from .cases import Array, Case, on_device
 from .device_gpu import DeviceGPU
-from .host_gpu import HostGPU
+from .host_gpu import HostGPU, place_arrays
 
 
 class HostMemory:
