@@ -11,7 +11,7 @@ import numpy as np
 
 Call = Callable[[], Any]
 ROUNDS = 11
-# Beside the calls, the host needs about a tenth of this to queue a flush, two events and a replay.
+# Half a millisecond at 2 GHz, in which the host queues a flush, two events and a replay.
 SLEEP_CYCLES = 1_000_000
 MIN_FLUSH_BYTES = 256 << 20
 READ_THREADS, READ_BLOCKS = 256, 8
