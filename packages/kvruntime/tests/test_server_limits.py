@@ -216,7 +216,7 @@ class TestACrowd:
 
     def test_is_bounded(self, make_llm: MakeLLM) -> None:
         settings = ServerSettings(model_names=("tiny",), max_num_open=2)
-        with live_server(make_llm(), settings, step_seconds=0.005) as server:
+        with live_server(make_llm(), settings, step_seconds=0.05) as server:
             with (
                 closing(server.send("/v1/completions", ENDLESS)),
                 closing(server.send("/v1/completions", {**ENDLESS, "stream": True})),
