@@ -24,6 +24,7 @@ CASES: dict[str, Callable[[Checkpoint], dict[str, Any]]] = {
     "pressure": memory.pressure,
     "first token": speed.first_token,
     "bookkeeping": speed.bookkeeping,
+    "shared prefix": speed.shared_prefix,
     "batch size": speed.by_batch_size,
     "kv dtype": accuracy.accuracy,
 }

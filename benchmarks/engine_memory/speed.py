@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.engine_memory.stand_in import engine_without_model, request
-from kvruntime import LLM, EngineConfig, SamplingParams
+from kvruntime import LLM, EngineConfig, SamplingParams, model_runner
 from kvruntime.model_runner import StepLogits
 from kvruntime.steps import SchedulerOutput
 from kvruntime.weights import Checkpoint
@@ -85,6 +85,30 @@ def bookkeeping(checkpoint: Checkpoint) -> dict[str, Any]:
         "ms a step": round(1e3 * whole / 24, 1),
         "share that is no model": round(1 - model / whole, 4),
     }
+    return found
+
+
+def shared_prefix(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Sequences that begin with the same 2,048 tokens, which attention reads once or for each."""
+    llm = LLM(checkpoint, EngineConfig(num_blocks=1024, max_num_batched_tokens=2048))
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    prefix = request(3000, 2048, 1).prompt_token_ids
+    fewest, found = model_runner.FEWEST_SHARED_TOKENS, {}
+    for count in (4, 16, 32):
+        prompts = [prefix + request(4000 + i, 16, 1).prompt_token_ids for i in range(count)]
+        llm.generate(prompts, params)  # from now on all prompts are cached
+        used: dict[int, list[float]] = {fewest: [], 2**60: []}
+        for _ in range(REPEATS):
+            for number, seconds in used.items():
+                model_runner.FEWEST_SHARED_TOKENS = number
+                seconds.append(seconds_of(lambda p=prompts: llm.generate(p, params)))
+        model_runner.FEWEST_SHARED_TOKENS = fewest
+        once, each = (1e3 * median(seconds) / params.max_tokens for seconds in used.values())
+        found[f"{count} sequences"] = {
+            "read once, ms a step": round(once, 1),
+            "read for each, ms a step": round(each, 1),
+            "ratio": round(each / once, 2),
+        }
     return found
 
 

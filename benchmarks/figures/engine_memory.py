@@ -51,6 +51,17 @@ def engine_memory_first_token() -> str:
     )
 
 
+def engine_memory_shared_prefix() -> str:
+    """A step of sequences whose prefix attention reads once, or for each of them."""
+    found = _results("shared prefix")
+    columns = ("read once, ms a step", "read for each, ms a step")
+    rows = [
+        [name, *(f"{row[column]:.0f}" for column in columns), f"{row['ratio']:.2f}x"]
+        for name, row in found.items()
+    ]
+    return table(["", *columns, ""], rows)
+
+
 def engine_memory_kv_dtype() -> str:
     """What fewer bits for keys and values change."""
     rows = [
@@ -81,4 +92,5 @@ FIGURES: Figures = {
     "engine-memory/first-token": engine_memory_first_token,
     "engine-memory/kv-dtype": engine_memory_kv_dtype,
     "engine-memory/pressure": engine_memory_pressure,
+    "engine-memory/shared-prefix": engine_memory_shared_prefix,
 }

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+import kvkernels
 from kvblocks import BlockCopy, BlockSwap
-from kvruntime import LLM, EngineConfig, InvalidRequest, SamplingParams
+from kvruntime import LLM, EngineConfig, InvalidRequest, SamplingParams, model_runner
 from kvruntime import attention as attention_module
 from kvruntime.engine_config import KVDtype
 from kvruntime.kv_cache import KVCache, block_bytes
@@ -63,6 +64,32 @@ def test_torch_on_gathered_blocks_attends_as_the_kernels_do(
     monkeypatch.setattr(attention_module, "paged_attention", refused)
     by_sdpa = logits_of(make_llm(family, attention="sdpa", **settings))
     assert torch.allclose(by_sdpa, by_kernels, atol=1e-3)
+
+
+def test_what_a_batch_shares_is_read_once(
+    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared: list[int] = []
+
+    def noted(*arguments: Any, num_shared_tokens: int, **others: Any) -> None:
+        shared.append(num_shared_tokens)
+        kvkernels.cascade_attention(*arguments, num_shared_tokens=num_shared_tokens, **others)
+
+    prefix = [3 + 5 * j % 377 for j in range(22)]
+    prompts = [[*prefix, 40 + i, 50, 60] for i in range(3)]
+    params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=1)
+    expected = make_llm(block_size=4).generate(prompts, params)
+    monkeypatch.setattr(attention_module, "cascade_attention", noted)
+    monkeypatch.setattr(model_runner, "FEWEST_SHARED_TOKENS", 8)
+    llm = make_llm(block_size=4)
+    found = llm.generate(prompts, params)
+    assert [output.outputs for output in found] == [output.outputs for output in expected]
+    # Five whole blocks of the prefix, in every layer of every step that has all three.
+    assert set(shared) == {20}
+    shared.clear()
+    llm.generate(prompts[:1], params)
+    llm.generate([prompts[0], [9, *prompts[0][1:]]], params)
+    assert shared == []
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)

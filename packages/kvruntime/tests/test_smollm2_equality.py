@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvruntime import LLM, EngineConfig, SamplingParams
+import kvkernels
+from kvruntime import LLM, EngineConfig, SamplingParams, attention
 from kvruntime.request import Request, Sequence
 from kvruntime.weights import Checkpoint
 
@@ -88,6 +89,25 @@ def test_on_two_threads_as_alone_on_two_threads(smollm2: Checkpoint) -> None:
     assert pressed.stats.num_deferrals > 0
     assert pressed.stats.num_preemptions_swap > 0
     assert pressed.stats.num_swapped_in_blocks > 0
+
+
+def test_behind_a_prefix_that_is_read_once(
+    smollm2: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make(smollm2, num_blocks=200, max_num_batched_tokens=2048)
+    prefix = (llm.tokenizer.encode(TEXTS[0]) * 80)[:1040]
+    prompts = [prefix + llm.tokenizer.encode(text) for text in TEXTS]
+    params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, logprobs=1)
+    shared: list[int] = []
+
+    def noted(*arguments: Any, num_shared_tokens: int, **others: Any) -> None:
+        shared.append(num_shared_tokens)
+        kvkernels.cascade_attention(*arguments, num_shared_tokens=num_shared_tokens, **others)
+
+    alone = [llm.generate([prompt], params)[0].outputs for prompt in prompts]
+    monkeypatch.setattr(attention, "cascade_attention", noted)
+    assert [output.outputs for output in llm.generate(prompts, params)] == alone
+    assert set(shared) == {1040}
 
 
 STATES: dict[str, Callable[[Sequence], bool]] = {

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional as F  # noqa: N812 - the name torch users know it by
 
-from kvkernels import paged_attention, write_kv
+from kvkernels import cascade_attention, paged_attention, write_kv
 from kvruntime.kv_cache import LayerCache
 
 __all__ = ["BACKENDS", "Attend", "PagedBatch", "write"]
@@ -27,13 +28,14 @@ class PagedBatch:
 
     Arrays of NumPy on a CPU, tensors on a GPU: `cu_seqlens_q` int32 [B + 1], `seq_lens` int32 [B],
     `block_table` int32 [B, blocks], and `slot_mapping` int64, a slot for each row and -1 for rows
-    that only pad.
+    that only pad. `num_shared_tokens` lie in the same blocks for all of them, before every row.
     """
 
     cu_seqlens_q: Any
     seq_lens: Any
     block_table: Any
     slot_mapping: Any
+    num_shared_tokens: int = 0
 
 
 # q [T, num_heads, head_dim] -> [T, num_heads, head_dim], and how many keys before its own a row
@@ -57,16 +59,19 @@ def write(k: torch.Tensor, v: torch.Tensor, cache: LayerCache, batch: PagedBatch
 def by_kernels(
     q: torch.Tensor, cache: LayerCache, batch: PagedBatch, window_left: int
 ) -> torch.Tensor:
-    """Attend with kvkernels: blocks are read where they lie."""
+    """Attend with kvkernels: blocks are read where they lie, and what all share is read once."""
+    if batch.num_shared_tokens and window_left < 0:
+        attend = partial(cascade_attention, num_shared_tokens=batch.num_shared_tokens)
+    else:
+        attend = partial(paged_attention, window_left=window_left)
     out = torch.empty_like(q)
-    paged_attention(
+    attend(
         q,
         cache.keys,
         cache.values,
         batch.block_table,
         batch.seq_lens,
         cu_seqlens_q=batch.cu_seqlens_q,
-        window_left=window_left,
         k_scale=cache.key_scales,
         v_scale=cache.value_scales,
         out=out,

@@ -22,7 +22,10 @@ from kvruntime.models import Llama
 from kvruntime.models.llama import Attention
 from kvruntime.steps import SchedulerOutput
 
-__all__ = ["ModelRunner", "StepLogits"]
+__all__ = ["FEWEST_SHARED_TOKENS", "ModelRunner", "StepLogits"]
+
+# Fewer are no whole piece of the kernels, which read what is shared once in whole pieces.
+FEWEST_SHARED_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class ModelRunner:
         self.model = model
         self.device = config.device
         self._attend = BACKENDS[config.attention]
+        self._block_size = config.block_size
         make = partial(
             KVCache, model.config, block_size=config.block_size, kv_dtype=config.kv_dtype
         )
@@ -65,14 +69,16 @@ class ModelRunner:
         token_ids = np.fromiter(chain.from_iterable(s.token_ids for s in scheduled), np.int64)
         positions = np.concatenate([np.arange(s.start, s.stop) for s in scheduled])
         bounds = np.cumsum([0, *(len(s.token_ids) for s in scheduled)], dtype=np.int32)
+        tables = np.asarray(output.block_tables)
         batch = PagedBatch(
             cu_seqlens_q=self._place(bounds),
             seq_lens=self._place(np.array([s.stop for s in scheduled], np.int32)),
-            block_table=self._place(np.asarray(output.block_tables)),
+            block_table=self._place(tables),
             # Rows that only pad the batch write nothing.
             slot_mapping=self._place(
                 _pad(np.array(output.slot_mapping, np.int64), self.model.row_multiple, fill=-1)
             ),
+            num_shared_tokens=self._num_shared_tokens(tables, min(s.start for s in scheduled)),
         )
         hidden = self.model.forward(
             self._rows(token_ids), self._rows(positions), self._attention(batch, len(token_ids))
@@ -85,6 +91,16 @@ class ModelRunner:
             if item.wants_logits
         ]
         return StepLogits(self._logits(hidden, completing), tuple(whole))
+
+    def _num_shared_tokens(self, tables: NDArray[np.integer], first_row: int) -> int:
+        """The tokens before `first_row` in blocks that all tables begin with, if it is worth it."""
+        if self.device != "cpu" or len(tables) < 2 or first_row < FEWEST_SHARED_TOKENS:
+            return 0
+        first_blocks = tables[:, : first_row // self._block_size]
+        differs = (first_blocks != first_blocks[0]).any(axis=0)
+        num_blocks = int(differs.argmax()) if differs.any() else len(differs)
+        num_tokens = num_blocks * self._block_size
+        return num_tokens if num_tokens >= FEWEST_SHARED_TOKENS else 0
 
     def _attention(self, batch: PagedBatch, num_rows: int) -> Attention:
         """What the model calls in each layer: write keys and values, then attend."""
