@@ -235,7 +235,10 @@ def test_content_of_an_evicted_block_never_matches_again() -> None:
 
 
 def num_operations(call: Callable[[], object]) -> int:
-    """The bytecodes and calls that a call executes: a cost that is the same on every machine."""
+    """The bytecodes and calls that a call executes: a cost that is the same on every machine.
+
+    The first time is not to be relied on: Python 3.12 then tells of the lines of functions alone.
+    """
     count = 0
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
@@ -268,11 +271,11 @@ def with_cached_blocks(num_cached: int) -> BlockManager:
 
 def test_the_cost_of_an_eviction_does_not_depend_on_the_size_of_the_cache() -> None:
     costs = []
-    for num_cached in (10, 2000):
+    for num_cached in (5, 10, 2000):
         manager = with_cached_blocks(num_cached)
         costs.append(num_operations(lambda: manager.append({"busy": [7]})))  # noqa: B023 -- called at once
         assert manager.stats().num_evicted_blocks == 1
-    assert costs[0] == costs[1]
+    assert costs[1] == costs[2]
 
 
 def one_step(manager: BlockManager) -> None:
@@ -292,22 +295,21 @@ def one_step(manager: BlockManager) -> None:
 
 
 def test_no_call_of_a_step_costs_more_in_a_larger_pool_or_cache() -> None:
-    one_step(with_cached_blocks(20))  # what Python caches of types is cached from now on
     costs = []
-    for num_cached in (20, 2000):
+    for num_cached in (20, 20, 2000):
         manager = with_cached_blocks(num_cached)
         costs.append(num_operations(lambda: one_step(manager)))  # noqa: B023 -- called at once
-    assert costs[0] == costs[1]
+    assert costs[1] == costs[2]
 
 
 def test_a_refusal_costs_no_more_in_a_larger_pool() -> None:
     costs = []
-    for num_blocks in (4, 4000):
+    for num_blocks in (4, 4, 4000):
         manager = BlockManager(num_blocks, 1)
         filled(manager, "A", num_blocks - 1)
         manager.fork("A", "B")
         costs.append(num_operations(lambda: manager.can_append({"A": 2, "B": 2})))  # noqa: B023 -- called at once
-    assert costs[0] == costs[1]
+    assert costs[1] == costs[2]
 
 
 # ── equal content is stored once ─────────────────────────────────────────────────────────────
