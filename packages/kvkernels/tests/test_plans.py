@@ -230,6 +230,7 @@ def test_workspaces_of_other_devices_are_told_or_refused(monkeypatch: pytest.Mon
         num_multiprocessors = 132
 
     monkeypatch.setattr(launch, "why_no_gpu", lambda: "")
+    monkeypatch.setattr(launch, "current_device", lambda: 0)
     monkeypatch.setattr(launch, "launcher_of", lambda _: OneDevice())
     few, many = (workspace_size(**limits | {"max_num_rows": n}, device="cuda") for n in (4, 400))
     assert 0 < few < many
