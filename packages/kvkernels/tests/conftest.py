@@ -1,10 +1,14 @@
 """Batches for the tests: tokens drawn at random and laid out in a pool by plain loops."""
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pytest
+
+# torch makes the cases of the CUDA kernels.
+collect_ignore = [] if find_spec("torch") else ["cuda"]
 
 MakeBatch = Callable[..., dict[str, Any]]
 
