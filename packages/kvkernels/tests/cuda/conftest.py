@@ -3,20 +3,11 @@
 import os
 import platform
 from collections.abc import Iterator
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
 from .device_gpu import DeviceGPU
 from .host_gpu import HostGPU, compiler, place_arrays
-
-# Those whose cases torch makes are left out where it is not installed.
-collect_ignore = [
-    path.name
-    for path in Path(__file__).parent.glob("test_*.py")
-    if find_spec("torch") is None and "from .cases import" in path.read_text("utf-8")
-]
 
 
 @pytest.fixture(scope="session")
