@@ -237,6 +237,21 @@ def test_keys_come_from_three_places_and_neither_they_nor_prompts_are_logged(
     assert not [line for line in server.lines if "sk-" in line or "secret" in line]
 
 
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="limits of a process are read as Linux tells them"
+)
+def test_it_may_have_as_many_files_as_requests(folder: Path) -> None:
+    with_few = (
+        "import resource as r, runpy\n"
+        "r.setrlimit(r.RLIMIT_NOFILE, (256, r.getrlimit(r.RLIMIT_NOFILE)[1]))\n"
+        "runpy.run_module('kvruntime', run_name='__main__')"
+    )
+    with started(["-c", with_few, "serve", "--model", str(folder), "--port", "0"]) as server:
+        server.wait_for("ready after .*")
+        limits = Path(f"/proc/{server.process.pid}/limits").read_text("utf-8")
+    assert int(re.findall(r"Max open files +(\d+)", limits)[0]) >= 1000
+
+
 def test_a_port_that_is_taken_is_one_sentence(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -94,7 +94,9 @@ def _paths(settings: ServerSettings) -> dict[str, Any]:
     ) -> dict[str, Any]:
         responses: dict[str, Any] = {"200": {"description": "The answer.", "content": answer}}
         for status in (*statuses, *own, *_EVERYWHERE):
-            content = _json(State if status == "503" and method == "get" else ErrorResponse)
+            # Probes say the state either way; all else says what went wrong.
+            is_state = status == "503" and answer == _json(State)
+            content = answer if is_state else _json(ErrorResponse)
             responses[status] = {"description": _STATUSES[status], "content": content}
         return {method: {"summary": summary, "responses": dict(sorted(responses.items())), **more}}
 
@@ -113,15 +115,15 @@ def _paths(settings: ServerSettings) -> dict[str, Any]:
         "/v1/chat/completions": generation(
             "Answer a conversation.", ChatCompletionRequest, ChatCompletion, ChatChunk
         ),
-        "/v1/models": operation("get", "List the models.", _json(ModelList)),
+        "/v1/models": operation("get", "List the models.", _json(ModelList), ["503"]),
         "/v1/models/{name}": operation(
-            "get", "Describe a model.", _json(Model), ["404"], parameters=[name]
+            "get", "Describe a model.", _json(Model), ["404", "503"], parameters=[name]
         ),
         "/health": operation("get", "Tell if the engine lives.", _json(State), ["503"]),
         "/ready": operation("get", "Tell if requests are taken.", _json(State), ["503"]),
         "/metrics": operation("get", "Count and measure.", {"text/plain": {}}),
-        "/debug/blocks": operation("get", "Show every block.", anything),
-        "/openapi.json": operation("get", "Describe this server.", anything),
+        "/debug/blocks": operation("get", "Show every block.", anything, ["503"]),
+        "/openapi.json": operation("get", "Describe this server.", anything, ["503"]),
     }
 
 

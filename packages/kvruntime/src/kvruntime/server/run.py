@@ -27,6 +27,7 @@ __all__ = ["HTTPProtocol", "run"]
 
 _CLOSING_SECONDS = 5  # for answers that are complete to reach their readers
 _MAX_NUM_CONNECTIONS = 10_000  # far beyond the requests that may be open
+_NUM_OTHER_FILES = 256  # of the model, the log, and connections that are only refused
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -45,6 +46,7 @@ def run(
     most `drain_seconds`. The second aborts them. What the model cannot be loaded for is raised,
     and `OSError` where the port cannot be had.
     """
+    _raise_descriptor_limit(settings.max_num_open)
     listener = _listen(host, port)
     _say(f"kvruntime {__version__} loads {settings.model_names[0]}")
     _say(f"listening on {_url(listener)}")
@@ -56,6 +58,20 @@ def run(
         else:
             _say("anybody who reaches this address may use it: no --api-key was given")
     return asyncio.run(_serve(load, settings, listener, drain_seconds, access_log))
+
+
+def _raise_descriptor_limit(num_open: int) -> None:
+    """Let the process have as many files as it may have requests, as far as the system allows."""
+    try:
+        import resource  # noqa: PLC0415 -- not everywhere
+    except ImportError:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = num_open + _NUM_OTHER_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _serve(
