@@ -51,6 +51,29 @@ def engine_memory_first_token() -> str:
     )
 
 
+def engine_memory_batch_size() -> str:
+    """Tokens a processor second by the number of requests that run together."""
+    found = _results("batch size")
+    return table(
+        ["requests side by side", *found],
+        [["tokens a processor second", *(f"{rate:.0f}" for rate in found.values())]],
+    )
+
+
+def engine_memory_sharing() -> str:
+    """Blocks of samples and beams that share, and of copies."""
+    rows = [
+        [
+            name,
+            str(row["blocks at most, by forks"]),
+            str(row["blocks at most, by copies"]),
+            f"{100 * row['saved']:.0f} %",
+        ]
+        for name, row in _results("sharing").items()
+    ]
+    return table(["", "blocks at most, shared", "copied", "saved on average"], rows)
+
+
 def engine_memory_shared_prefix() -> str:
     """A step of sequences whose prefix attention reads once, or for each of them."""
     found = _results("shared prefix")
@@ -87,10 +110,12 @@ def engine_memory_kv_dtype() -> str:
 
 
 FIGURES: Figures = {
+    "engine-memory/batch-size": engine_memory_batch_size,
     "engine-memory/bookkeeping": engine_memory_bookkeeping,
     "engine-memory/command": command("engine-memory"),
     "engine-memory/first-token": engine_memory_first_token,
     "engine-memory/kv-dtype": engine_memory_kv_dtype,
     "engine-memory/pressure": engine_memory_pressure,
     "engine-memory/shared-prefix": engine_memory_shared_prefix,
+    "engine-memory/sharing": engine_memory_sharing,
 }
