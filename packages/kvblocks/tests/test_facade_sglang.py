@@ -271,6 +271,16 @@ def test_nothing_new_is_refused() -> None:
         cache.alloc(0, req=one)
 
 
+@pytest.mark.parametrize("number", [1.5, float("nan")])
+def test_the_size_of_a_need_is_a_whole_number(number: float) -> None:
+    cache = make()
+    one = request("a", range(5))
+    look_up(cache, one)
+    with refused(cache.manager, TypeError, "cannot be interpreted as an integer"):
+        cache.alloc(number, req=one)  # type: ignore[arg-type]
+    assert "a" not in cache.manager
+
+
 def test_a_look_up_that_is_out_of_date_is_refused() -> None:
     cache = make()
     cached(cache, 8)

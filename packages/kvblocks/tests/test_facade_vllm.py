@@ -1,5 +1,7 @@
 """The rules of the facade in vLLM's shape."""
 
+from typing import Any
+
 import pytest
 
 from kvblocks import BlockManager, InvalidConfig, InvalidLength, InvalidTokens
@@ -363,6 +365,47 @@ def test_nothing_new_is_refused() -> None:
     cache = make()
     with refused(cache.manager, InvalidLength, "at least 1 token must be new, got 0"):
         cache.allocate_slots(request("a", range(4)), 0)
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "num_new_tokens",
+        "num_new_computed_tokens",
+        "num_lookahead_tokens",
+        "num_external_computed_tokens",
+        "reserved_blocks",
+    ],
+)
+def test_numbers_are_whole_and_not_negative(name: str, *, is_running: bool) -> None:
+    cache = make()
+    one = request("a", range(8))
+    if is_running:
+        cache.allocate_slots(one, 4)
+        one.num_computed_tokens = 4
+    numbers: dict[str, Any] = {"num_new_tokens": 4}
+    for number in (1.5, float("nan")):
+        with refused(cache.manager, TypeError, "cannot be interpreted as an integer"):
+            cache.allocate_slots(one, **{**numbers, name: number})
+    with refused(cache.manager, InvalidLength, f"{name} must be at least 0, got -100"):
+        cache.allocate_slots(one, **{**numbers, name: -100})
+    assert ("a" in cache.manager) is is_running
+
+
+def test_the_longest_sequence_is_a_whole_number() -> None:
+    with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+        make(max_model_len=8.5)  # type: ignore[arg-type]
+
+
+def test_a_request_at_the_end_of_the_model_is_refused_before_anything_is_committed() -> None:
+    cache = make(max_model_len=8)
+    one = request("a", range(8))
+    admit(cache, one)
+    message = "a position must be left of max_model_len 8, got 8 computed"
+    with refused(cache.manager, InvalidLength, message):
+        cache.allocate_slots(one, 1)
+    assert cache.manager.num_committed_tokens("a") == 0
 
 
 def test_encoder_tokens_are_refused() -> None:

@@ -19,6 +19,7 @@ scheduler nor tensors.
 
 from __future__ import annotations
 
+import operator
 from array import array
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -239,7 +240,7 @@ class SGLangFacade:
             req.rid,
             req.full_untruncated_fill_ids,
             start=start,
-            stop=start + need_size,
+            stop=start + operator.index(need_size),
             salt=_namespace(req.extra_key, req.cache_salt),
         )
         return None if plan is None else plan.slot_mapping

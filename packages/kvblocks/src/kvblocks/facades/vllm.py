@@ -20,6 +20,7 @@ its hashes.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -170,7 +171,7 @@ class VLLMFacade:
 
     def __init__(self, manager: BlockManager, max_model_len: int) -> None:
         self.manager = manager
-        self.max_model_len = max_model_len
+        self.max_model_len = operator.index(max_model_len)
         self.empty_kv_cache_blocks = KVCacheBlocks(((),))
         self._held = HeldRequests(manager)
         self._changed: dict[str, None] = {}
@@ -241,19 +242,30 @@ class VLLMFacade:
         connector brings count as new. There is no watermark and no zeroing, so the last two
         arguments change nothing. A None has taken nothing. O(cached tokens + blocks taken).
 
-        `InvalidLength` where nothing is new, where a new request does not begin at the end of its
-        cached prefix, where a running one brings a prefix or goes back behind what is committed,
-        and for encoder tokens; `InvalidTokens` for a prompt of embeddings.
+        `InvalidLength` where nothing is new, where no position is left of `max_model_len`, where a
+        new request does not begin at the end of its cached prefix, where a running one brings a
+        prefix or goes back behind what is committed, for encoder tokens and for a negative number;
+        `InvalidTokens` for a prompt of embeddings. What is refused has changed nothing.
         """
         _require_ids(request)
         del new_computed_blocks, has_scheduled_reqs, skip_zeroing_group_ids
+        num_lookahead_tokens = _number("num_lookahead_tokens", num_lookahead_tokens)
+        reserved_blocks = _number("reserved_blocks", reserved_blocks)
         seq_id = request.request_id
-        start = request.num_computed_tokens + num_new_computed_tokens
-        num_new = num_external_computed_tokens + num_new_tokens
+        start = _number("num_computed_tokens", request.num_computed_tokens) + _number(
+            "num_new_computed_tokens", num_new_computed_tokens
+        )
+        num_new = _number("num_new_tokens", num_new_tokens) + _number(
+            "num_external_computed_tokens", num_external_computed_tokens
+        )
         if num_new < 1:
             raise InvalidLength(f"at least 1 token must be new, got {num_new}")
         if num_encoder_tokens:
             raise InvalidLength(f"there is no encoder cache, got {num_encoder_tokens} tokens")
+        if start >= self.max_model_len:
+            raise InvalidLength(
+                f"a position must be left of max_model_len {self.max_model_len}, got {start} computed"
+            )
         if seq_id in self.manager:
             self._require_running(request, num_new_computed_tokens)
             if not delay_cache_blocks:
@@ -360,6 +372,14 @@ class VLLMFacade:
                 f"a request may not go back behind its committed tokens, got "
                 f"{request.num_computed_tokens} < {num_committed}: free it first"
             )
+
+
+def _number(name: str, value: int) -> int:
+    """A count as an int. `TypeError` for what is none, `InvalidLength` for a negative one."""
+    number = operator.index(value)
+    if number < 0:
+        raise InvalidLength(f"{name} must be at least 0, got {number}")
+    return number
 
 
 def _require_ids(request: Request) -> None:
