@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import sys
 from collections.abc import Iterator
 from hashlib import md5, sha256
 from pathlib import PurePath
@@ -160,11 +161,15 @@ def test_bytes_that_are_no_snapshot_are_refused() -> None:
         (sealed(b"", kvblocks="0.0.0"), "this version"),
         (sealed(b"junk"), "cannot be read"),
         (sealed(pickle.dumps((1, 2))), "cannot be read"),
+        (sealed(pickle.dumps(([], [], 5))), "cannot be read"),
+        (sealed(b"\x80\x04\x8c\x04this\x8c\x01s\x93."), "this.s"),
+        (sealed(b"\x80\x04\x8c\x12kvblocks.snapshots\x8c\x0aload_state\x93."), "load_state"),
         (sealed(pickle.dumps(PurePath("a"))), "pathlib"),
         (sealed(pickle.dumps(eval)), "builtins.eval"),
         (sealed(b"\x80\x04\x8c\x12kvblocks.snapshots\x8c\x0cpickle.loads\x93."), "pickle.loads"),
     ]:
         with pytest.raises(InvalidSnapshot, match=reason):
             BlockManager.restore(data)
+    assert "this" not in sys.modules  # nothing was imported to find out
     with pytest.raises(InvalidConfig, match="policy"):
         BlockManager.restore(sealed(b"", policy="mine"))

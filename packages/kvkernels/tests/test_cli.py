@@ -109,6 +109,15 @@ def test_selftest_says_what_is_beyond_its_tolerance_and_fails(
     assert [one["is_good"] for one in found["features"]] == [False, True]
 
 
+def test_a_bench_beyond_all_memory_is_one_sentence() -> None:
+    size = ["--batch", "100000000", "--context", "100000000", "--dtypes", "float32"]
+    command = [sys.executable, "-m", "kvkernels", "bench", *size]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("kvkernels: ")
+
+
 def test_bench_prints_a_row_for_each_case(capsys: pytest.CaptureFixture[str]) -> None:
     before = kvkernels.get_num_threads()
     arguments = ["bench", "--dtypes", "float32,int8", "--block-sizes", "16,24", "--threads", "1,2"]

@@ -112,7 +112,7 @@ REFUSALS: dict[str, tuple[Change, type[KVKernelsError], str]] = {
     "negative softcap": (
         lambda _: {"softcap": -1.0},
         ArgumentError,
-        "softcap must be finite and not negative, got -1.0",
+        "softcap must be a finite float32 and not negative, got -1.0",
     ),
     "negative splits": (
         lambda _: {"num_splits": -1},
@@ -137,7 +137,7 @@ REFUSALS: dict[str, tuple[Change, type[KVKernelsError], str]] = {
     "infinite k_scale": (
         lambda _: {"k_scale": float("inf")},
         ArgumentError,
-        "k_scale must be finite, got inf",
+        "k_scale must be a finite float32, got inf",
     ),
     "v_scale of another shape": (
         lambda _: {"v_scale": np.ones((8, 2), np.float32)},
@@ -236,7 +236,22 @@ REFUSALS: dict[str, tuple[Change, type[KVKernelsError], str]] = {
     "infinite scale": (
         lambda _: {"scale": float("inf")},
         ArgumentError,
-        "scale must be finite, got inf",
+        "scale must be a finite float32, got inf",
+    ),
+    "scale beyond float32": (
+        lambda _: {"scale": 1e39},
+        ArgumentError,
+        "scale must be a finite float32, got 1e+39",
+    ),
+    "queries of the other byte order": (
+        lambda b: {"q": b["q"].astype(">f4")},
+        DtypeError,
+        "q must have the byte order of this machine, got float32 in the other (>f4)",
+    ),
+    "lengths of the other byte order": (
+        lambda b: {"seq_lens": b["seq_lens"].astype(">i4")},
+        DtypeError,
+        "seq_lens must have the byte order of this machine, got int32 in the other (>i4)",
     ),
     "window of -2": (
         lambda _: {"window_left": -2},

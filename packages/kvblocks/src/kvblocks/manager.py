@@ -491,8 +491,8 @@ class BlockManager(Queries):
 
         Where its manager had a `clock`, time stands still without one.
 
-        Try a plan on a copy, and keep the copy or not. Bytes from elsewhere are safe to read: they
-        make no objects but a manager's. O(state). `InvalidSnapshot`.
+        Try a plan on a copy, and keep the copy or not. A snapshot is a pickle of this package's own
+        classes: read none that you do not trust. O(state). `InvalidSnapshot`.
         """
         from kvblocks.snapshots import load_state  # noqa: PLC0415 -- few need pickle and json
 

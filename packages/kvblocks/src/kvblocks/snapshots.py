@@ -3,8 +3,9 @@
     one line of JSON: version, policy, SHA-256 of the rest | the state, pickled
 
 Runs hang together as deeply as conversations are long, deeper than a pickle may recurse. So they are
-written as a list, parents before children, and each one's children after that. Reading makes nothing
-but this package's own records, arrays, counters and the policy: foreign bytes cannot call anything.
+written as a list, parents before children, and each one's children after that. Reading imports nothing
+and names nothing but this package's own records, arrays, counters and the policy. That keeps accidents
+out; who makes bytes on purpose can still harm those classes, so snapshots are to be trusted.
 
 Knows how state is stored. Does not know what it means.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import sys
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
@@ -31,7 +33,11 @@ from kvblocks.policies import make_policy
 from kvblocks.runs import Run
 
 _PROTOCOL = 5
-_MAKE_ARRAY = array("i").__reduce_ex__(_PROTOCOL)[0]
+# Not this package's own. The last makes arrays.
+_KNOWN: tuple[Any, ...] = (
+    *(array, Counter, OrderedDict),
+    array("i").__reduce_ex__(_PROTOCOL)[0],
+)
 _DIGEST, _BATCH, _CLOCK = "digest", "batch", "clock"
 
 
@@ -75,11 +81,11 @@ def load_state(snapshot: bytes, digest: Digest, clock: Clock | None) -> dict[str
         runs, children, state = unpickler.load()
         for run, following in zip(runs, children, strict=True):
             run.children = {child.key: child for child in following}
+        return dict(state)
     except KVBlocksError:
         raise
     except Exception as error:
         raise InvalidSnapshot(f"snapshot cannot be read: {error}") from error
-    return dict(state)
 
 
 def _parents_first(ledger: Ledger) -> list[Run]:
@@ -151,13 +157,18 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """A class that a state is made of."""
-        found = super().find_class(module, name)
-        if not _is_ours(found, self._policy):
-            raise InvalidSnapshot(f"snapshot must be of a manager, got one of {module}.{name}")
-        return found
+        is_known = module.startswith("kvblocks.") or (module, name) in {
+            (known.__module__, known.__qualname__) for known in (self._policy, *_KNOWN)
+        }
+        # Before anything is imported; a name with dots would be looked up in another.
+        if module in sys.modules and is_known and "." not in name:
+            found = super().find_class(module, name)
+            if _is_ours(found, self._policy):
+                return found
+        raise InvalidSnapshot(f"snapshot must be of a manager, got one of {module}.{name}")
 
 
 def _is_ours(named: Any, policy: type) -> bool:
-    if named in {policy, array, Counter, OrderedDict, _MAKE_ARRAY}:
+    if named is policy or named in _KNOWN:
         return True
     return isinstance(named, type) and named.__module__.startswith("kvblocks.")

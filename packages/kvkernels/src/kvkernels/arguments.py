@@ -16,6 +16,7 @@ from kvkernels.errors import ArgumentError, PoolIndexError, ShapeError
 CACHE_AXES = "num_blocks, num_kv_heads, block_size, head_dim"
 SCALE_AXES = "num_blocks, num_kv_heads, block_size"
 DEBUG_VARIABLE = "KVKERNELS_DEBUG"
+_LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 Shape = tuple[int, ...]
 
@@ -84,15 +85,15 @@ class Options:
 def check_options(call: AttentionCall, head_dim: int) -> Options:
     """Check the numbers of a call."""
     scale = head_dim**-0.5 if call.scale is None else float(call.scale)
-    if not math.isfinite(scale):
-        raise ArgumentError(f"scale must be finite, got {scale}")
+    if not is_finite_float32(scale):
+        raise ArgumentError(f"scale must be a finite float32, got {scale}")
     window_left = operator.index(call.window_left)
     if window_left < -1:
         rule = "window_left must be a number of keys, or -1 for all"
         raise ArgumentError(f"{rule}, got {window_left}")
     softcap = float(call.softcap)
-    if not (math.isfinite(softcap) and softcap >= 0):
-        raise ArgumentError(f"softcap must be finite and not negative, got {softcap}")
+    if not (is_finite_float32(softcap) and softcap >= 0):
+        raise ArgumentError(f"softcap must be a finite float32 and not negative, got {softcap}")
     num_splits = operator.index(call.num_splits)
     if num_splits < 0:
         raise ArgumentError(f"num_splits must not be negative, got {num_splits}")
@@ -156,9 +157,14 @@ def number_of(name: str, scale: Any) -> float | None:
     if shape is not None and shape != ():
         return None
     number = float(scale)
-    if not math.isfinite(number):
-        raise ArgumentError(f"{name} must be finite, got {number}")
+    if not is_finite_float32(number):
+        raise ArgumentError(f"{name} must be a finite float32, got {number}")
     return number
+
+
+def is_finite_float32(number: float) -> bool:
+    """Whether a number is finite as what the kernels compute with."""
+    return math.isfinite(number) and abs(number) <= _LARGEST_FLOAT32
 
 
 class Copy(NamedTuple):

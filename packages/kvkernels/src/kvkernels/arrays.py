@@ -30,16 +30,16 @@ def view(name: str, array: Any) -> Array:
     Raises ArrayError for anything else, for arrays on another device and for tensors that
     require grad.
     """
-    if type(array) is np.ndarray:
-        return array
-    if isinstance(array, np.ndarray):
-        # A subclass, such as memmap, would only slow the calls below.
-        return array.view(np.ndarray)
     try:
-        return _view_foreign(array)
+        # A subclass, such as memmap, would only slow the calls below.
+        found = array.view(np.ndarray) if isinstance(array, np.ndarray) else _view_foreign(array)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         message = f"{name} {_RULE}, got {type(array).__qualname__} ({error})"
         raise ArrayError(message) from error
+    if not found.dtype.isnative:
+        rule = f"{name} must have the byte order of this machine"
+        raise DtypeError(f"{rule}, got {found.dtype.name} in the other ({found.dtype.str})")
+    return found
 
 
 def _view_foreign(array: Any) -> Array:

@@ -170,7 +170,8 @@ def swap_blocks(
             x-packed keys and scales.
         destinations: As many caches of another pool, in the same order: of the shapes of the sources
             but for num_blocks, and of their dtypes.
-        copies: (source, destination, num_tokens) triples; no destination comes twice.
+        copies: (source, destination, num_tokens) triples; no destination comes twice. Whole blocks are
+            (source, destination, block_size).
         stream: On a GPU; where to launch. None means the current one of the caller's framework.
 
     Raises:

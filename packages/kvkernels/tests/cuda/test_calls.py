@@ -202,9 +202,9 @@ def test_a_stream_is_refused_on_a_cpu() -> None:
     ("options", "message"),
     [
         ({"num_splits": 2}, "num_splits must be 0 on a GPU, got 2"),
-        ({"scale": float("nan")}, "scale must be finite, got nan"),
+        ({"scale": float("nan")}, "scale must be a finite float32, got nan"),
         ({"window_left": -2}, "window_left must be a number of keys, or -1 for all, got -2"),
-        ({"softcap": -1.0}, "softcap must be finite and not negative, got -1.0"),
+        ({"softcap": -1.0}, "softcap must be a finite float32 and not negative, got -1.0"),
     ],
 )
 def test_numbers_are_refused_on_a_device_as_on_a_cpu(options: dict[str, Any], message: str) -> None:

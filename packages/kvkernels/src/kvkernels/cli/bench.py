@@ -64,11 +64,13 @@ def run(options: argparse.Namespace) -> None:
     readings: list[Reading] = []
     cases = [(dtype, size) for dtype in options.dtypes for size in options.block_sizes]
     for dtype, block_size in cases:
-        pool = bandwidth.Pool(
-            bandwidth.Shape(
-                dtype=dtype, block_size=block_size, batch=options.batch, context=options.context
-            )
+        shape = bandwidth.Shape(
+            dtype=dtype, block_size=block_size, batch=options.batch, context=options.context
         )
+        try:
+            pool = bandwidth.Pool(shape)
+        except ValueError as error:  # NumPy's word for more than any memory
+            raise MemoryError(str(error)) from error
         for count in counts:
             name = f"{dtype}, block {block_size}, threads {count}"
             progress(len(readings), len(cases) * len(counts), name)
