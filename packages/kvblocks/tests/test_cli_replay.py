@@ -133,6 +133,17 @@ def test_ids_of_others_are_shown_and_not_obeyed(
     assert "The first 4,096 of 5,000 blocks" in page
 
 
+def test_half_a_character_in_an_id_is_drawn_as_its_escape(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "log.jsonl"
+    header = '{"kvblocks_log": 1, "manager": {"num_blocks": 8, "block_size": 2}}'
+    path.write_text(
+        header + '\n{"op": "allocate", "seq": "half \\ud83d", "tokens": [1]}\n', "utf-8"
+    )
+    assert "half \\ud83d" in drawn(path, tmp_path, capsys)
+
+
 def test_of_many_sequences_those_are_drawn_that_fork(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

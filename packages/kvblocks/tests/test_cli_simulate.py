@@ -216,6 +216,41 @@ def test_a_report_that_cannot_be_written_is_said_before_anything_is_read(
     assert shown.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", [["replay"], ["simulate"], ["simulate", "--waste"]])
+@pytest.mark.parametrize("written", ["trace.jsonl", "link.jsonl", "hard.jsonl"])
+def test_a_report_is_not_written_over_what_is_read(
+    command: list[str],
+    written: str,
+    trace: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "link.jsonl").symlink_to(trace)
+    (tmp_path / "hard.jsonl").hardlink_to(trace)
+    before = Path(trace).read_bytes()
+    page = str(tmp_path / written)
+    assert main([*command, trace, "--html", page]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == f"kvblocks: --html must not be a file that is read, got {page!r}\n"
+    assert Path(trace).read_bytes() == before
+
+
+def test_a_report_is_not_written_over_a_file_of_a_folder_that_is_read(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    row = Path(trace).rename(folder / "rows.jsonl")
+    assert main(["simulate", str(folder), "--html", str(row)]) == 2
+    assert "--html must not be a file that is read" in capsys.readouterr().err
+    (folder / "gone.jsonl").symlink_to("nowhere")
+    page = tmp_path / "report.html"
+    page.touch()
+    printed(capsys, str(folder), "--html", str(page), "--json")
+    assert page.read_text("utf-8")
+
+
 def test_a_disk_that_is_full_is_one_sentence(trace: str) -> None:
     command = [sys.executable, "-m", "kvblocks", "simulate", trace, "--html", "/dev/full"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -6,11 +6,11 @@ Knows argparse. Does not know any command.
 import argparse
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from kvblocks.errors import KVBlocksError
+from kvblocks.errors import InvalidUsage, KVBlocksError
 
 Subparsers = argparse._SubParsersAction  # noqa: SLF001 -- argparse publishes no name for it
 
@@ -57,6 +57,21 @@ def page_path(text: str) -> Path:
     if path.is_dir() or not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"must be a file in a folder that is there, got {text!r}")
     return path
+
+
+def refuse_as_page(page: Path | None, inputs: Iterable[str | Path]) -> None:
+    """Refuse to write a page over a file that is read, also one in a folder. `InvalidUsage`."""
+    if page is None or not page.is_file():
+        return
+    for path in map(Path, inputs):
+        for file in path.iterdir() if path.is_dir() else [path]:
+            if file.exists() and page.samefile(file):
+                raise InvalidUsage(f"--html must not be a file that is read, got {str(page)!r}")
+
+
+def write_page(page: Path, text: str) -> None:
+    """Write a file whole; half a character, as ids may have, becomes its escape."""
+    page.write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
 def terminal_width() -> int | None:

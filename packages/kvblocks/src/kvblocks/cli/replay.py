@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from kvblocks.block_map import History, observe
-from kvblocks.cli.parser import Subparsers, page_path, terminal_width, typed
+from kvblocks.cli.parser import (
+    Subparsers,
+    page_path,
+    refuse_as_page,
+    terminal_width,
+    typed,
+    write_page,
+)
 from kvblocks.cli.progress import ProgressLine
 from kvblocks.cli.tables import render_table
 from kvblocks.errors import InvalidUsage
@@ -57,6 +64,7 @@ def add_parser(commands: "Subparsers[Any]") -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print what became of the calls."""
+    refuse_as_page(options.html, [options.log])
     lines = _lines(options.log, options.until)
     if options.diff:
         if options.policy or options.num_blocks or options.check or options.html:
@@ -77,7 +85,7 @@ def run(options: argparse.Namespace) -> None:
         history = observe(replay, len(lines) - 1, _NUM_FRAMES if options.html else 1, calls)
     if options.html:
         page = replay_page(str(options.log), history, _facts(replay, history), calls.rows())
-        options.html.write_text(page, "utf-8")
+        write_page(options.html, page)
     if options.json:
         print(json.dumps(_as_json(replay, history, calls), indent=2))
     else:

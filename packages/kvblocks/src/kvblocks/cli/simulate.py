@@ -10,7 +10,15 @@ from collections.abc import Sequence
 from textwrap import indent
 from typing import Any
 
-from kvblocks.cli.parser import Subparsers, listed, page_path, terminal_width, typed
+from kvblocks.cli.parser import (
+    Subparsers,
+    listed,
+    page_path,
+    refuse_as_page,
+    terminal_width,
+    typed,
+    write_page,
+)
 from kvblocks.cli.progress import ProgressLine
 from kvblocks.cli.tables import render_table
 from kvblocks.cli.waste import add_waste_options, refuse_waste_options, run_waste
@@ -101,6 +109,7 @@ def add_parser(commands: "Subparsers[Any]") -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print what was hit, or with `--waste`, what memory held."""
+    refuse_as_page(options.html, options.trace)
     if options.waste:
         # The blocks that memory is paged in have nothing to do with those of the trace.
         run_waste(options, _read(options, None) if options.trace else None)
@@ -122,7 +131,7 @@ def run(options: argparse.Namespace) -> None:
         outcomes = _outcomes(options, simulation, curve, progress)
     if options.html:
         page = simulation_page(", ".join(options.trace), simulation, outcomes)
-        options.html.write_text(page, "utf-8")
+        write_page(options.html, page)
     if options.json:
         print(json.dumps(_as_json(simulation, curve, outcomes), indent=2))
     else:

@@ -12,7 +12,7 @@ from itertools import cycle
 from typing import Any, NamedTuple
 
 from kvblocks.baselines import NAMES, make_baseline
-from kvblocks.cli.parser import terminal_width, typed
+from kvblocks.cli.parser import terminal_width, typed, write_page
 from kvblocks.cli.progress import ProgressLine
 from kvblocks.cli.tables import render_pairs, render_table, render_text
 from kvblocks.contiguous import power_of_two
@@ -122,7 +122,7 @@ def run_waste(options: argparse.Namespace, trace: Trace | None) -> None:
         }
     pairs, rows = _givens(requests, memory, found), _rows(options, found)
     if options.html:
-        options.html.write_text(waste_page(found, pairs, _ABOUT, rows), "utf-8")
+        write_page(options.html, waste_page(found, pairs, _ABOUT, rows))
     if options.json:
         print(json.dumps(_as_json(options, requests, memory, found), indent=2))
     else:
