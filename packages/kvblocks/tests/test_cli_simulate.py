@@ -287,6 +287,28 @@ def test_lengths_alone_have_no_ceiling(tmp_path: Path, capsys: pytest.CaptureFix
     assert "ceiling" not in out
 
 
+@pytest.mark.parametrize(
+    ("row", "block_size"),
+    [
+        ({"tokens": [1, 2, 3]}, 16),
+        ({"timestamp": 0, "input_length": 100, "output_length": 5, "hash_ids": []}, 512),
+    ],
+)
+def test_prompts_that_fill_no_block_are_said(
+    row: dict[str, object], block_size: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "short.jsonl"
+    path.write_text(json.dumps(row), "utf-8")
+    assert main(["simulate", str(path)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == (
+        f"kvblocks: no prompt fills a block of {block_size} tokens: "
+        "nothing can be found at any capacity\n"
+    )
+    assert "0.000 %" in printed(capsys, str(path), "--capacity", "5")
+
+
 def test_json_has_the_load_where_requests_overlap(
     trace: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -161,6 +161,11 @@ def _outcomes(
     if capacities is None:
         if curve is None:
             raise InvalidTrace("a trace of lengths only needs a --capacity")
+        if not curve.num_distinct_blocks:
+            raise InvalidTrace(
+                f"no prompt fills a block of {simulation.block_size} tokens: "
+                "nothing can be found at any capacity"
+            )
         capacities = round_capacities(curve.num_distinct_blocks)
     service = _service(options)
     found = []
