@@ -121,6 +121,21 @@ def test_what_the_system_raises_becomes_an_exit_code(
     assert capsys.readouterr().err == said
 
 
+def test_a_closed_standard_output_is_one_sentence_and_code_1() -> None:
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "kvblocks", *PLAN]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "kvblocks: standard output is closed\n"
+
+
+def test_a_missing_standard_output_is_one_sentence_and_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(PLAN) == 1
+    assert capsys.readouterr().err == "kvblocks: standard output is closed\n"
+
+
 def test_the_package_runs_as_a_program(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -155,6 +155,13 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
+def test_a_closed_standard_output_is_one_sentence_and_code_1() -> None:
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "kvkernels", "info"]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "kvkernels: standard output is closed\n"
+
+
 def test_examples_of_the_docstrings_run() -> None:
     assert doctest.testmod(parser) == doctest.TestResults(failed=0, attempted=1)
 

@@ -1,9 +1,9 @@
 """The command line: `kvblocks plan` and its siblings.
 
 Knows options and exit codes: 0 on success, 2 with one sentence for a user's mistake, 1 with one
-sentence when the system refuses, as a full disk does, 130 after Ctrl-C, 141 when nobody reads on. Data
-goes to standard output, everything else to standard error. Each command is a module of its own with
-one `add_parser`.
+sentence when the system refuses, as a full disk or a closed output does, 130 after Ctrl-C, 141 when
+nobody reads on. Data goes to standard output, everything else to standard error. Each command is a
+module of its own with one `add_parser`.
 """
 
 import io
@@ -23,6 +23,9 @@ _COMMANDS = (plan, simulate, replay)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, `sys.argv` by default; return the exit code."""
+    if sys.stdout is None:  # as Python finds it where its descriptor is closed
+        print("kvblocks: standard output is closed", file=sys.stderr)
+        return 1
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A character that the terminal's encoding lacks shows as a question mark.
         sys.stdout.reconfigure(errors="replace")

@@ -22,6 +22,9 @@ _COMMANDS = (info, selftest, bench)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, `sys.argv` by default; return the exit code."""
+    if sys.stdout is None:  # as Python finds it where its descriptor is closed
+        print("kvkernels: standard output is closed", file=sys.stderr)
+        return 1
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A character that the terminal's encoding lacks shows as a question mark.
         sys.stdout.reconfigure(errors="replace")
