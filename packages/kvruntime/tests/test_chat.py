@@ -299,6 +299,18 @@ def test_an_answer_may_have_any_character() -> None:
     assert "".join(chat.ask("Where?")) == text
 
 
+def test_a_server_that_wants_a_key_says_so() -> None:
+    said = httpx.Response(401, json={"error": {"message": "a key is needed"}})
+    with pytest.raises(ServerError, match=r"models answered 401: a key is needed$"):
+        RemoteAnswerer("http://server", transport=httpx.MockTransport(lambda _: said))
+
+
+@pytest.mark.parametrize("key", ["sk-é", "sk-a\r"])
+def test_a_key_that_no_header_can_hold_is_refused(key: str) -> None:
+    with pytest.raises(InvalidRequest, match="an API key must be printable ASCII"):
+        RemoteAnswerer("http://server", api_key=key)
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [

@@ -188,6 +188,9 @@ def test_a_plot_is_a_picture(server: Server, run: Run, tmp_path: Path) -> None:
         (["--request-rate", "0"], "the request rate must be above 0"),
         (["--trace", "no/such/file"], "No such file"),
         (["--url", "http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9/v1"),
+        (["--url", "http://127.0.0.1:99999"], "url must be the address of a server"),
+        (["--timeout", "nan"], "timeout must be above 0, got nan"),
+        (["--api-key", "sk-é"], "an API key must be printable ASCII"),
         (["--url", "nonsense"], "no server answers at nonsense/v1"),
     ],
 )

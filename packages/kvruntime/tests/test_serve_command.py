@@ -190,6 +190,12 @@ sys.exit(not run(load, ServerSettings(), **options))
 """
 
 
+def test_a_server_at_rest_needs_no_time_to_drain(folder: Path) -> None:
+    with serving(folder, "--drain-seconds", "0") as server:
+        server.wait_for("ready after .*")
+        assert server.end(signal.SIGTERM) == 0
+
+
 @pytest.mark.parametrize("is_loaded_then", [False, True])
 def test_a_signal_while_the_model_loads_ends_it(folder: Path, *, is_loaded_then: bool) -> None:
     """Even if the model is there in the meantime, which is too late to be told."""
@@ -275,6 +281,8 @@ def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
         (("--max-num-waiting", "0"), "max_num_waiting must be an integer of at least 1, got 0"),
         (("--policy", "fair"), 'policy must be "fcfs" or "priority", got \'fair\''),
         (("--api-key", ""), "an API key must be printable ASCII and not empty"),
+        (("--drain-seconds", "nan"), "drain_seconds must not be negative, got nan"),
+        (("--request-seconds", "-1"), "request_seconds must not be negative, got -1.0"),
     ],
 )
 def test_options_that_cannot_be_are_one_sentence(

@@ -4,9 +4,16 @@ import json
 
 import pytest
 
-from kvruntime.wire import EventReader
+from kvruntime import InvalidRequest
+from kvruntime.wire import EventReader, base_url
 
 EVENTS = [{"text": "日本語 🙂\u2028\x85"}, {"text": "b"}]
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://127.0.0.1:x"])
+def test_an_address_without_such_a_port_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="url must be the address of a server"):
+        base_url(url)
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])

@@ -36,6 +36,7 @@ Status = Literal["loading", "ready", "draining", "stopped", "failed"]
 Params: TypeAlias = SamplingParams | BeamSearchParams
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+_TELLING_SECONDS = 1.0
 
 _logger = logging.getLogger(__name__)
 
@@ -189,6 +190,8 @@ class AsyncLLM:
             return True  # there are none
         drained: Future[None] = Future()
         self._inbox.put(lambda: self._tell_drained(drained))
+        if seconds is not None:  # to be told takes as long as a step
+            seconds = max(seconds, _TELLING_SECONDS)
         try:
             await asyncio.wait_for(asyncio.wrap_future(drained), seconds)
         except TimeoutError:

@@ -21,6 +21,8 @@ from kvruntime.tools import ToolFormat, tool_format
 
 __all__ = ["Tokenizer"]
 
+_LONG_TEXT = 10_000  # characters, which take milliseconds to encode
+
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -111,7 +113,11 @@ class Tokenizer:
 
         Pass `add_special_tokens=False` for a chat prompt: its template has written them already.
         """
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < _LONG_TEXT:
+            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        else:  # other threads go on meanwhile
+            [encoding] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         if not add_special_tokens or not self._settings.get("add_bos_token"):
             return ids
         bos = self.bos_token_id

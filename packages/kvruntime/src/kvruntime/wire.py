@@ -7,21 +7,39 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
-__all__ = ["EventReader", "base_url", "told", "usage_of"]
+from kvruntime.errors import InvalidRequest
+
+__all__ = ["EventReader", "authorization", "base_url", "told", "usage_of"]
 
 _DONE = object()
 _SHOWN = 200  # characters of what a server says of an error
 
 
 def base_url(url: str) -> str:
-    """The address that the paths of the interface follow.
+    """The address that the paths of the interface follow. `InvalidRequest` for one with no such port.
 
     >>> base_url("http://127.0.0.1:8000/")
     'http://127.0.0.1:8000/v1'
     """
+    try:
+        urlsplit(url).port  # noqa: B018 -- it is checked when it is asked for
+    except ValueError as error:
+        raise InvalidRequest(
+            f"url must be the address of a server, got {url!r} ({error})"
+        ) from None
     base = url.rstrip("/")
     return base if base.endswith("/v1") else f"{base}/v1"
+
+
+def authorization(api_key: str | None) -> dict[str, str]:
+    """The headers that a key goes into. `InvalidRequest` for one that no header can hold."""
+    if not api_key:
+        return {}
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise InvalidRequest("an API key must be printable ASCII")
+    return {"Authorization": f"Bearer {api_key}"}
 
 
 class EventReader:

@@ -14,8 +14,8 @@ import httpx
 
 from kvruntime.bench.figures import Outcome, Record
 from kvruntime.bench.prompts import Asked
-from kvruntime.errors import ServerError
-from kvruntime.wire import EventReader, base_url, told, usage_of
+from kvruntime.errors import InvalidRequest, ServerError
+from kvruntime.wire import EventReader, authorization, base_url, told, usage_of
 
 __all__ = ["Client", "Endpoint"]
 
@@ -55,12 +55,14 @@ class Client:
         timeout: float = 600.0,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
+        if not timeout > 0:
+            raise InvalidRequest(f"timeout must be above 0, got {timeout}")
         self.url = base_url(url)
         self.endpoint = endpoint
         self.model = model or ""
         self._extra = dict(extra or {})
         self._http = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            headers=authorization(api_key),
             timeout=timeout,
             # A pool of connections would make requests wait here, unseen by the server.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),

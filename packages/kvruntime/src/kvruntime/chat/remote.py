@@ -10,7 +10,7 @@ import httpx
 
 from kvruntime.chat.session import Message, Turn
 from kvruntime.errors import ServerError
-from kvruntime.wire import EventReader, base_url, told, usage_of
+from kvruntime.wire import EventReader, authorization, base_url, told, usage_of
 
 __all__ = ["RemoteAnswerer"]
 
@@ -33,7 +33,7 @@ class RemoteAnswerer:
         self.url = base_url(url)
         self._body = dict(body or {})
         self._http = httpx.Client(
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            headers=authorization(api_key),
             timeout=httpx.Timeout(600.0, connect=10.0),
             transport=transport,
         )
@@ -60,9 +60,14 @@ class RemoteAnswerer:
     def _first_model(self) -> str:
         try:
             response = self._http.get(f"{self.url}/models")
-            return str(response.raise_for_status().json()["data"][0]["id"])
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ServerError(f"no server answers at {self.url} ({error})") from error
+        if not response.is_success:
+            raise ServerError(
+                f"{self.url}/models answered {response.status_code}: {told(response.text)}"
+            )
+        try:
+            return str(response.json()["data"][0]["id"])
         except (ValueError, LookupError, TypeError) as error:
             raise ServerError(f"{self.url}/models lists no model; name one by --model") from error
 

@@ -95,6 +95,12 @@ def serve(
         max_num_waiting=max_num_waiting,
         max_num_waiting_tokens=max_num_waiting_tokens,
     )
+    for name, seconds in {
+        "request_seconds": request_seconds,
+        "drain_seconds": drain_seconds,
+    }.items():
+        if not seconds >= 0:
+            raise InvalidRequest(f"{name} must not be negative, got {seconds}")
     api_keys = _api_keys(api_key or [], api_key_file)
     try:
         from kvruntime.llm import LLM

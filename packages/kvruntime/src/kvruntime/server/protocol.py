@@ -248,7 +248,7 @@ class TextPart(Body):
 class Message(Body):
     """One message of a conversation; answers of ours can be sent back as they are."""
 
-    role: Annotated[str, Field(min_length=1, max_length=64)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: (
         str | Annotated[list[TextPart], Field(max_length=MAX_NUM_PARTS, fail_fast=True)] | None
     ) = None

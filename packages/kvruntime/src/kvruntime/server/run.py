@@ -5,6 +5,7 @@ Knows processes and what a person reads while one starts and ends. Does not know
 
 import asyncio
 import ipaddress
+import os
 import signal
 import socket
 import time
@@ -57,7 +58,13 @@ def run(
             )
         else:
             _say("anybody who reaches this address may use it: no --api-key was given")
-    return asyncio.run(_serve(load, settings, listener, drain_seconds, access_log))
+    has_answered_all, is_loading = asyncio.run(
+        _serve(load, settings, listener, drain_seconds, access_log)
+    )
+    if is_loading:
+        # Its thread may be in the midst of native code, which must not find the interpreter gone.
+        os._exit(0 if has_answered_all else 1)
+    return has_answered_all
 
 
 def _raise_descriptor_limit(num_open: int) -> None:
@@ -80,7 +87,8 @@ async def _serve(
     listener: socket.socket,
     drain_seconds: float,
     access_log: bool,  # noqa: FBT001 -- handed on
-) -> bool:
+) -> tuple[bool, bool]:
+    """Whether every request was answered, and whether the model is still loading."""
     async_llm = AsyncLLM(load)
     config = uvicorn.Config(
         create_app(async_llm, settings),
@@ -94,11 +102,12 @@ async def _serve(
     server = _Server(config, async_llm, drain_seconds)
     telling = asyncio.create_task(_tell_when_loaded(server, async_llm))
     await server.serve(sockets=[listener])
-    if telling.done():
-        await telling
-    else:  # nobody waits for a model that still loads
+    is_loading = not telling.done()  # nobody waits for a model that is
+    if is_loading:
         telling.cancel()
-    return server.has_answered_all
+    else:
+        await telling
+    return server.has_answered_all, is_loading
 
 
 async def _tell_when_loaded(server: "_Server", async_llm: AsyncLLM) -> None:
